@@ -1,0 +1,451 @@
+"""Ways down: limited-memory BFGS, its proximal form, and any optax transformation.
+
+A method has two functions: `start` places a state at a point, `tick` works on it once. A
+tick of `QuasiNewton` is one evaluation of the loss, whether or not it ends a line search,
+so that batches of fits under `vmap` do not wait for each other's searches. All states
+expose `point`, `value`, `gradient`, `accepted` (this tick counts as a step) and `stalled`
+(no tick will get further).
+
+Reference: Nocedal (1980); Hager and Zhang (2005) for the line search's second condition;
+Stella, Themelis, Sopasakis and Patrinos (2017) for the proximal form.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from probjax.types import (
+    Array,
+    Data,
+    Float,
+    Penalty,
+    PyTree,
+    Scalar,
+    float_dtype,
+    recipe,
+    static,
+)
+
+Vector = Float[Array, " n"]
+
+_DECREASE, _CURVATURE, _MAX_TRIES = 1e-4, 0.9, 25
+
+
+class Problem(NamedTuple):
+    """What a method may ask."""
+
+    evaluate: Callable[[PyTree], tuple[Scalar, PyTree]]
+    """The loss and its gradient at a point."""
+    loss: Callable[[PyTree], Scalar]
+    """The loss alone."""
+    data: Data
+    """The rows they are computed on."""
+
+
+class Memory(NamedTuple):
+    """The last `m` steps and changes of gradient, newest last; empty slots are zero."""
+
+    steps: Float[Array, "m n"]
+    changes: Float[Array, "m n"]
+    curvature: Float[Array, " m"]
+    """steps_i . changes_i, zero for an empty slot."""
+
+
+def forget(size: int, point: Vector) -> Memory:
+    """An empty memory of `size` slots."""
+    slots = jnp.zeros((size, len(point)), point.dtype)
+    return Memory(slots, slots, jnp.zeros(size, point.dtype))
+
+
+def remember(memory: Memory, step: Vector, change: Vector) -> Memory:
+    """The memory with one pair more; a pair of no positive curvature is passed over."""
+    curvature = step @ change
+    tiny = jnp.finfo(step.dtype).eps * jnp.linalg.norm(step) * jnp.linalg.norm(change)
+
+    def push(slots, new):
+        return jnp.where(curvature > tiny, jnp.roll(slots, -1, 0).at[-1].set(new), slots)
+
+    return Memory(
+        push(memory.steps, step),
+        push(memory.changes, change),
+        push(memory.curvature, curvature),
+    )
+
+
+def inverse_hessian(memory: Memory, vector: Vector) -> Vector:
+    """The two-loop recursion: the remembered inverse Hessian times `vector`."""
+    inverse = jnp.where(memory.curvature > 0, 1 / memory.curvature, 0)
+    inverse = jnp.where(jnp.isfinite(inverse), inverse, 0)
+
+    def backward(vector, slot):
+        step, change, rho = slot
+        amount = rho * (step @ vector)
+        return vector - amount * change, amount
+
+    def forward(vector, slot):
+        step, change, rho, amount = slot
+        return vector + (amount - rho * (change @ vector)) * step, None
+
+    slots = (memory.steps, memory.changes, inverse)
+    vector, amounts = jax.lax.scan(backward, vector, slots, reverse=True)
+    newest = memory.changes[-1] @ memory.changes[-1]
+    scale = jnp.where(newest > 0, memory.curvature[-1] / newest, 1)
+    return jax.lax.scan(forward, scale * vector, (*slots, amounts))[0]
+
+
+class Trial(NamedTuple):
+    """A point on the line of search: how far, how high, how steep."""
+
+    length: Scalar
+    value: Scalar
+    slope: Scalar
+
+
+class QuasiNewtonState(NamedTuple):
+    """Where `QuasiNewton` is: the accepted point, and a search along a direction."""
+
+    point: Vector
+    value: Scalar
+    gradient: Vector
+    accepted: Array
+    stalled: Array
+    memory: Memory
+    direction: Vector
+    length: Scalar
+    """Where along `direction` the next evaluation is."""
+    near: Trial
+    """The longest length known to be too short."""
+    far: Trial
+    """The shortest length known to be too long; infinite if none is."""
+    tries: Array
+
+    @property
+    def evaluated(self) -> Vector:
+        """Where `value` and `gradient` are."""
+        return self.point
+
+
+@recipe
+class QuasiNewton:
+    """L-BFGS with a bracketing line search that is at home in float32.
+
+    A length is accepted if the loss falls enough and its slope has risen enough (the weak
+    Wolfe conditions). Where the fall drowns in rounding, the slope alone decides. Losses
+    that are not finite count as too long a step.
+    """
+
+    memory_size: int = static(default=20)
+
+    def start(self, point: Vector, state: Any = None) -> QuasiNewtonState:
+        infinite = jnp.asarray(jnp.inf, point.dtype)
+        zero = jnp.zeros_like(infinite)
+        return QuasiNewtonState(
+            point=point,
+            value=infinite,
+            gradient=jnp.zeros_like(point),
+            accepted=jnp.asarray(False),
+            stalled=jnp.asarray(False),
+            memory=forget(self.memory_size, point),
+            direction=jnp.zeros_like(point),
+            length=zero,
+            near=Trial(zero, infinite, zero),
+            far=Trial(infinite, infinite, zero),
+            tries=jnp.asarray(0),
+        )
+
+    def tick(self, problem: Problem, state: QuasiNewtonState) -> QuasiNewtonState:
+        trial = state.point + state.length * state.direction
+        value, gradient = problem.evaluate(trial)
+        seen = Trial(state.length, value, gradient @ state.direction)
+        first = jnp.isinf(state.value)
+        too_long, too_short = _judge(state, seen)
+
+        def accept():
+            step, change = trial - state.point, gradient - state.gradient
+            memory = remember(state.memory, step, change)
+            there = state._replace(
+                point=trial,
+                value=value,
+                gradient=gradient,
+                accepted=~first,
+                stalled=~jnp.isfinite(value + gradient.sum()),
+                memory=memory,
+            )
+            return _search(there, -inverse_hessian(memory, gradient))
+
+        def narrow():
+            near = _choose(too_long, state.near, seen)
+            far = _choose(too_long, seen, state.far)
+            going = state._replace(
+                accepted=jnp.asarray(False),
+                near=near,
+                far=far,
+                length=_next_length(near, far),
+                tries=state.tries + 1,
+            )
+            return _choose(going.tries < _MAX_TRIES, going, self._give_up(going))
+
+        return jax.lax.cond(first | ~(too_long | too_short), accept, narrow)
+
+    def _give_up(self, state):
+        """Forget the curvature and go straight down; stall if that was done already."""
+        downhill = _search(
+            state._replace(memory=forget(self.memory_size, state.point)),
+            -state.gradient,
+        )
+        return downhill._replace(stalled=state.memory.curvature[-1] <= 0)
+
+
+def _search(state, direction):
+    """The state at the start of a line search, along the gradient if need be."""
+    slope = state.gradient @ direction
+    useless = ~(slope < 0)
+    direction = jnp.where(useless, -state.gradient, direction)
+    slope = jnp.where(useless, -(state.gradient @ state.gradient), slope)
+    scaled = ~useless & (state.memory.curvature[-1] > 0)
+    steep = jnp.maximum(jnp.linalg.norm(state.gradient), 1)
+    zero = jnp.zeros_like(slope)
+    infinite = jnp.full_like(slope, jnp.inf)
+    return state._replace(
+        direction=direction,
+        length=jnp.where(scaled, 1, 1 / steep),
+        near=Trial(zero, state.value, slope),
+        far=Trial(infinite, infinite, zero),
+        tries=jnp.zeros_like(state.tries),
+    )
+
+
+def _judge(state, seen):
+    """Whether the length is too long, or else too short."""
+    slope = state.gradient @ state.direction
+    rounding = 10 * jnp.finfo(seen.value.dtype).eps * jnp.abs(state.value)
+    falls = seen.value <= state.value + _DECREASE * seen.length * slope
+    level = (seen.value <= state.value + rounding) & (
+        seen.slope <= (2 * _DECREASE - 1) * slope
+    )
+    finite = jnp.isfinite(seen.value) & jnp.isfinite(seen.slope)
+    too_long = ~((falls | level) & finite)
+    return too_long, ~too_long & (seen.slope < _CURVATURE * slope)
+
+
+def _next_length(near, far):
+    """The minimum of the cubic through both ends, kept well inside; or farther out."""
+    width = far.length - near.length
+    rise = 3 * (near.value - far.value) / width + near.slope + far.slope
+    root = jnp.sqrt(jnp.maximum(rise**2 - near.slope * far.slope, 0))
+    share = (root + rise - near.slope) / (2 * root + far.slope - near.slope)
+    share = jnp.where(jnp.isfinite(share), share, 0.1)
+    inside = near.length + jnp.clip(share, 0.1, 0.9) * width
+    return jnp.where(jnp.isfinite(far.length), inside, 4 * near.length)
+
+
+def _choose(condition, first, second):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
+
+
+class ProximalState(NamedTuple):
+    """Where `Proximal` is: `point` minimises a model of the loss around `base`."""
+
+    point: Vector
+    value: Scalar
+    """Loss and penalty at `point`."""
+    gradient: Vector
+    """A subgradient of loss plus penalty at `point`."""
+    accepted: Array
+    stalled: Array
+    base: Vector
+    residual: Vector
+    """base - point."""
+    envelope: Scalar
+    """The forward-backward envelope at `base`, which every tick lowers."""
+    direction: Vector
+    memory: Memory
+    step: Scalar
+    """The step of the proximal map, shortened until it suits the loss."""
+
+    @property
+    def evaluated(self) -> Vector:
+        """Where `value` and `gradient` are."""
+        return self.point
+
+
+@recipe
+class Proximal:
+    """Quasi-Newton descent on the forward-backward envelope (PANOC): zeros are zeros.
+
+    With point(x) = prox_h(x - t grad f(x), t), the minima of f + h are the roots of
+    x - point(x), and those of the smooth envelope
+
+        f(x) - grad f(x).r + r.r / 2t + h(x - r),   r = x - point(x),
+
+    along which an L-BFGS direction for the root is searched, the plain proximal step being
+    always good enough. The points returned are outcomes of the proximal map.
+    """
+
+    penalty: Penalty
+    unravel: Callable[[Vector], PyTree] = static()
+    memory_size: int = static(default=20)
+
+    def start(self, point: Vector, state: Any = None) -> ProximalState:
+        one = jnp.ones((), point.dtype)
+        still = jnp.zeros_like(point)
+        return ProximalState(
+            point=point,
+            value=jnp.inf * one,
+            gradient=still,
+            accepted=jnp.asarray(False),
+            stalled=jnp.asarray(False),
+            base=point,
+            residual=still,
+            envelope=jnp.inf * one,
+            direction=still,
+            memory=forget(self.memory_size, point),
+            step=one,
+        )
+
+    def tick(self, problem: Problem, state: ProximalState) -> ProximalState:
+        found = self._search(problem, state)
+        first = jnp.isinf(state.envelope)
+        memory = remember(
+            state.memory, found.base - state.base, found.residual - state.residual
+        )
+        step, there = self._shorten(problem, state.step, found)
+        memory = _choose(
+            step < state.step, forget(self.memory_size, found.base), memory
+        )
+        value, slope = there.value_at_point, there.gradient_at_point
+        subgradient = slope - found.gradient + there.residual / step
+        return ProximalState(
+            point=there.point,
+            value=value + self.penalty.value(self.unravel(there.point)),
+            gradient=subgradient,
+            accepted=~first,
+            stalled=~jnp.isfinite(there.envelope)
+            | (~first & jnp.all(found.base == state.base)),
+            base=found.base,
+            residual=there.residual,
+            envelope=there.envelope,
+            direction=-inverse_hessian(memory, there.residual),
+            memory=memory,
+            step=step,
+        )
+
+    def _search(self, problem, state):
+        """The first base along the path from the proximal point to the direction."""
+        goal = state.residual @ state.residual * (0.05 / 4) / state.step
+        rounding = 10 * jnp.finfo(goal.dtype).eps * jnp.abs(state.envelope)
+
+        def look(share):
+            base = state.point + share * (state.direction + state.residual)
+            value, gradient = problem.evaluate(base)
+            return self._model(base, value, gradient, state.step)
+
+        def unfit(carry):
+            share, base = carry
+            fits = base.envelope <= state.envelope - goal + rounding
+            return ~fits & (share > 0)
+
+        def shrink(carry):
+            share = jnp.where(carry[0] > 1e-3, carry[0] / 2, 0)
+            return share, look(share)
+
+        one = jnp.ones_like(goal)
+        return jax.lax.while_loop(unfit, shrink, (one, look(one)))[1]
+
+    def _shorten(self, problem, step, base):
+        """Halve the step until the quadratic model lies above the loss."""
+
+        def look(step):
+            there = self._model(base.base, base.value, base.gradient, step)
+            value, gradient = problem.evaluate(there.point)
+            return there._replace(value_at_point=value, gradient_at_point=gradient)
+
+        def crossed(carry):
+            step, there = carry
+            square = there.residual @ there.residual
+            model = base.value - base.gradient @ there.residual + 0.475 * square / step
+            rounding = 10 * jnp.finfo(step.dtype).eps * jnp.abs(base.value)
+            return ~(there.value_at_point <= model + rounding) & (step > 1e-12)
+
+        def halve(carry):
+            return carry[0] / 2, look(carry[0] / 2)
+
+        return jax.lax.while_loop(crossed, halve, (step, look(step)))
+
+    def _model(self, base, value, gradient, step):
+        target = self.unravel(base - step * gradient)
+        near = self.penalty.prox(target, step)
+        point = ravel_pytree(near)[0]
+        residual = base - point
+        envelope = (
+            value
+            - gradient @ residual
+            + residual @ residual / (2 * step)
+            + self.penalty.value(near)
+        )
+        return _Model(base, value, gradient, point, residual, envelope, value, gradient)
+
+
+class _Model(NamedTuple):
+    base: Vector
+    value: Scalar
+    gradient: Vector
+    point: Vector
+    residual: Vector
+    envelope: Scalar
+    value_at_point: Scalar
+    gradient_at_point: Vector
+
+
+class OptaxState(NamedTuple):
+    """Where an optax optimizer is."""
+
+    point: PyTree
+    evaluated: PyTree
+    """The point before the last update, where `value` and `gradient` are."""
+    value: Scalar
+    gradient: PyTree
+    accepted: Array
+    stalled: Array
+    inner: PyTree
+    """The optimizer's own state, kept across rounds."""
+
+
+@recipe
+class Optax:
+    """One update of an optax optimizer a tick, given all that any of them may ask for."""
+
+    optimizer: optax.GradientTransformation = static()
+
+    def start(self, point: PyTree, state: OptaxState | None = None) -> OptaxState:
+        inner = self.optimizer.init(point) if state is None else state.inner
+        value = jnp.full((), jnp.inf, float_dtype(point))
+        false = jnp.asarray(False)
+        still = jax.tree.map(jnp.zeros_like, point)
+        return OptaxState(point, point, value, still, false, false, inner)
+
+    def tick(self, problem: Problem, state: OptaxState) -> OptaxState:
+        def value_fn(point, data=None):
+            return problem.loss(point)
+
+        value, gradient = problem.evaluate(state.point)
+        update = optax.with_extra_args_support(self.optimizer).update
+        updates, inner = update(
+            gradient,
+            state.inner,
+            state.point,
+            value=value,
+            grad=gradient,
+            value_fn=value_fn,
+            data=problem.data,
+        )
+        point = optax.apply_updates(state.point, updates)
+        accepted = jnp.asarray(True)
+        stalled = ~jnp.isfinite(value)
+        return OptaxState(
+            point, state.point, value, gradient, accepted, stalled, inner
+        )

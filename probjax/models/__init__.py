@@ -1,0 +1,1 @@
+"""Models: one module a family, each a few functions of `params` and one state."""

@@ -1,0 +1,253 @@
+"""The Ising model, or fully visible Boltzmann machine, over x in {0, 1}^d.
+
+    E(x) = x'Jx = sum_i J_ii x_i + 2 sum_(i<j) J_ij x_i x_j,   J symmetric
+
+Biases are on the diagonal. Parameters hold each J_ij once, so J cannot become asymmetric,
+and may be restricted to the edges of a graph. Flipping bit n, with J_nn its bias, changes
+the energy by E(x) - E(x') = 2 (2 x_n - 1) (Jx)_n - J_nn.
+
+Reference: thesis, "Ising Model" and appendix "MPF objective function for an Ising model".
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.data import as_data
+from probjax.types import (
+    Array,
+    Data,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    closed_form,
+    is_concrete,
+    recipe,
+    static,
+)
+
+Edges = tuple[tuple[int, int], ...]
+
+
+@recipe
+class Params:
+    """One bias per unit and one coupling per pair."""
+
+    bias: Float[Array, " unit"]
+    """The diagonal of J."""
+    coupling: Float[Array, " pair"]
+    """J_ij for each pair i < j: of `edges` in their order, or of all in row order."""
+    edges: Edges | None = static(default=None)
+    """The pairs that may be coupled; None for all."""
+
+
+class Spins(NamedTuple):
+    """The same model over s = 2x - 1, p(s) ~ exp(s'Js / 2 + h's)."""
+
+    coupling: Float[Array, "unit unit"]
+    """Symmetric with zero diagonal: positive where units agree."""
+    field: Float[Array, " unit"]
+    """Positive where a unit is mostly on."""
+    constant: Scalar
+    """E(x) = constant - s'Js / 2 - h's, so log Z of the two forms differs by it."""
+
+
+def init(
+    key: PRNGKeyArray,
+    size: int,
+    *,
+    edges: Iterable[tuple[int, int]] | None = None,
+    scale: float = 0.01,
+) -> Params:
+    """Independent normal couplings of standard deviation `scale` and no biases.
+
+    Args:
+        size: number of units.
+        edges: pairs of units that may be coupled; all pairs if None.
+
+    >>> init(jax.random.key(0), 3, edges=[(0, 1), (2, 1)]).edges
+    ((0, 1), (1, 2))
+    """
+    edges = _checked(edges, size)
+    pairs, _ = _pairs(size, edges)
+    return Params(jnp.zeros(size), scale * jax.random.normal(key, pairs.shape), edges)
+
+
+def from_matrix(
+    matrix: Float[Array, "unit unit"],
+    *,
+    edges: Iterable[tuple[int, int]] | None = None,
+) -> Params:
+    """The parameters of a symmetric J. Entries outside `edges` must be zero."""
+    matrix = jnp.asarray(matrix)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
+    edges = _checked(edges, len(matrix))
+    rows, columns = _pairs(len(matrix), edges)
+    params = Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
+    if is_concrete(matrix):
+        _check_matrix(np.asarray(matrix), np.asarray(coupling_matrix(params)))
+    return params
+
+
+def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:
+    """The symmetric J of E = x'Jx, biases on its diagonal."""
+    size = len(params.bias)
+    half = jnp.zeros((size, size), params.coupling.dtype)
+    half = half.at[_pairs(size, params.edges)].set(params.coupling, unique_indices=True)
+    return half + half.T + jnp.diag(params.bias)
+
+
+def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
+    """E(x) - E(x with unit n flipped) = 2 (2 x_n - 1) (Jx)_n - J_nn."""
+    _check_size(params, x)
+    return (4 * x - 2) * (coupling_matrix(params) @ x) - params.bias
+
+
+def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
+    """E(x) - E(1 - x) = 2 1'Jx - 1'J1."""
+    _check_size(params, x)
+    columns = coupling_matrix(params).sum(0)
+    return 2 * columns @ x - columns.sum()
+
+
+@closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap)
+def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
+    """x'Jx of one state of 0s and 1s."""
+    _check_size(params, x)
+    return x @ coupling_matrix(params) @ x
+
+
+def from_spins(
+    coupling: Float[Array, "unit unit"],
+    field: Float[Array, " unit"],
+    *,
+    edges: Iterable[tuple[int, int]] | None = None,
+) -> Params:
+    """The parameters of p(s) ~ exp(s'Js / 2 + h's) over spins s = 2x - 1.
+
+    Each pair is counted once there, as s'Js / 2 counts it twice. The diagonal of
+    `coupling` has no meaning and must be zero.
+    """
+    coupling, field = jnp.asarray(coupling), jnp.asarray(field)
+    if is_concrete(coupling) and jnp.any(jnp.diagonal(coupling) != 0):
+        raise ValueError("the coupling of spins must have a zero diagonal")
+    bias = 2 * coupling.sum(1) - 2 * field
+    return from_matrix(jnp.diag(bias) - 2 * coupling, edges=edges)
+
+
+def to_spins(params: Params) -> Spins:
+    """The same model written over spins s = 2x - 1; see `Spins` for the signs."""
+    matrix = coupling_matrix(params)
+    coupling = -(matrix - jnp.diag(params.bias)) / 2
+    field = coupling.sum(1) - params.bias / 2
+    return Spins(coupling, field, params.bias.sum() / 2 - coupling.sum() / 2)
+
+
+def spins(bits: Array) -> Array:
+    """0 and 1 to -1 and 1, as floats. (On unsigned integers 2x - 1 would wrap.)"""
+    return 2 * jnp.asarray(bits, float) - 1
+
+
+def bits(spins: Array) -> Array:
+    """-1 and 1 to 0 and 1, as floats."""
+    spins = jnp.asarray(spins, float)
+    if is_concrete(spins) and jnp.any(jnp.abs(spins) != 1):
+        raise ValueError("spins must be -1 or 1")
+    return (spins + 1) / 2
+
+
+def couplings_only(params: Params) -> Params:
+    """Weights for a penalty that spares the biases: 1 on couplings, 0 on biases."""
+    return Params(
+        jnp.zeros_like(params.bias), jnp.ones_like(params.coupling), params.edges
+    )
+
+
+@recipe
+class Centred:
+    """Coordinates of an Ising model over y = (x - mean) / scale.
+
+    E(x) = a'y + 2 sum_(i<j) c_ij y_i y_j + constant, with c_ij = J_ij s_i s_j and
+    a_i = s_i (J_ii + 2 sum_j J_ij mean_j). Descent in (a, c) is well conditioned where
+    descent in J is not, because the statistics y_i and y_i y_j are nearly uncorrelated.
+    """
+
+    mean: Float[Array, " unit"]
+    scale: Float[Array, " unit"]
+
+    def forward(self, params: Params) -> Params:
+        first, second = _pairs(len(self.mean), params.edges)
+        coupling = params.coupling * (self.scale[first] * self.scale[second])
+        bias = self.scale * (params.bias + 2 * self._pull(params))
+        return Params(bias, coupling, params.edges)
+
+    def inverse(self, coordinates: Params) -> Params:
+        first, second = _pairs(len(self.mean), coordinates.edges)
+        coupling = coordinates.coupling / (self.scale[first] * self.scale[second])
+        params = Params(coordinates.bias / self.scale, coupling, coordinates.edges)
+        return Params(params.bias - 2 * self._pull(params), coupling, params.edges)
+
+    def _pull(self, params):
+        return (coupling_matrix(params) - jnp.diag(params.bias)) @ self.mean
+
+
+def centred(data: Array | Data) -> Centred:
+    """The chart of centred and scaled units, by the (weighted) moments of `data`.
+
+    A unit that never changes is given the scale of one that changed once.
+    """
+    data = as_data(data)
+    x = jnp.asarray(data.x, jnp.result_type(float))
+    mean = jnp.average(x, axis=0, weights=data.weights)
+    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / len(x))))
+
+
+@cache
+def _pairs(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
+    if edges is None:
+        return np.triu_indices(size, 1)
+    pairs = np.asarray(edges, int).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _checked(edges, size) -> Edges | None:
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    if edges is None:
+        return None
+    edges = tuple((min(int(i), int(j)), max(int(i), int(j))) for i, j in edges)
+    for i, j in edges:
+        if not 0 <= i < j < size:
+            raise ValueError(
+                f"edges must join two different units of 0 to {size - 1}, got {(i, j)}"
+            )
+    if len(set(edges)) < len(edges):
+        twice = next(edge for edge in edges if edges.count(edge) > 1)
+        raise ValueError(f"edges must not repeat, got {twice} twice")
+    return edges
+
+
+def _check_matrix(matrix, symmetric):
+    if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6):
+        i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
+        raise ValueError(
+            f"J must be symmetric, got J[{i}, {j}]={matrix[i, j]} "
+            f"and J[{j}, {i}]={matrix[j, i]}"
+        )
+    if not np.allclose(matrix, symmetric, rtol=1e-5, atol=1e-6):
+        i, j = np.unravel_index(np.abs(matrix - symmetric).argmax(), matrix.shape)
+        raise ValueError(
+            f"J must be zero outside edges, got J[{i}, {j}]={matrix[i, j]}"
+        )
+
+
+def _check_size(params, x):
+    if x.shape != params.bias.shape:
+        raise ValueError(
+            f"x must have the {len(params.bias)} units of params, got shape {x.shape}"
+        )

@@ -1,0 +1,1 @@
+"""Losses: what `fit` minimises. Each sees one row at a time."""

@@ -1,0 +1,96 @@
+"""Weighted energies with their arguments: what samplers and connectivities see.
+
+    U(x) = sum_i weights_i * energy_i(args_i, x)
+
+One energy of weight 1 is a model; two, of weights 1 - b and b, are a state of an annealing
+path. The terms and their gradients do not depend on the weights, so a sampler that keeps
+them may move along the path without evaluating anything again.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from probjax.types import (
+    Array,
+    Energy,
+    Float,
+    Params,
+    PyTree,
+    Scalar,
+    State,
+    closed_forms,
+    float_dtype,
+    recipe,
+    static,
+)
+
+
+@recipe
+class Potential:
+    """A weighted sum of energies of one state; build one with `potential`."""
+
+    energies: tuple[Energy, ...] = static()
+    args: tuple[Params, ...]
+    weights: Float[Array, " term"]
+
+    def __call__(self, x: State) -> Scalar:
+        return _combine(self.weights, list(self.terms(x)))
+
+    def terms(self, x: State) -> Float[Array, " term"]:
+        """Each energy at `x`, unweighted."""
+        return jnp.stack([energy(args, x) for energy, args in self._pairs()])
+
+    def terms_and_gradients(self, x: State) -> tuple[Float[Array, " term"], PyTree]:
+        """Each energy and its gradient in `x`, unweighted, leaves `(term, ...)`.
+
+        Costs one value-and-gradient of each energy. `combine` weighs the result.
+        """
+        pairs = [jax.value_and_grad(e, argnums=1)(a, x) for e, a in self._pairs()]
+        values, gradients = zip(*pairs, strict=True)
+        return jnp.stack(values), jax.tree.map(lambda *g: jnp.stack(g), *gradients)
+
+    def combine(self, terms: PyTree) -> PyTree:
+        """The weighted sum over the leading axis of every leaf of `terms`."""
+        return jax.tree.map(lambda leaf: _combine(self.weights, list(leaf)), terms)
+
+    def flip_gaps(self, x: State) -> Float[Array, " bit"]:
+        """U(x) - U(x with bit n flipped) for every n, in the order of the raveled `x`."""
+        return self._sum_of_forms("flip_gaps", _flip_gaps, x)
+
+    def mirror_gap(self, x: State) -> Scalar:
+        """U(x) - U(1 - x): the gap to the state with every bit flipped."""
+        return self._sum_of_forms("mirror_gap", _mirror_gap, x)
+
+    def _sum_of_forms(self, name, generic, x):
+        forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
+        gaps = [form(args, x) for form, args in zip(forms, self.args, strict=True)]
+        return _combine(self.weights, gaps)
+
+    def _pairs(self):
+        return zip(self.energies, self.args, strict=True)
+
+
+def potential(energy: Energy, params: Params) -> Potential:
+    """The potential of one model: its energy with weight 1."""
+    return Potential((energy,), (params,), jnp.ones(1, float_dtype(params)))
+
+
+def _combine(weights, terms):
+    # A plain sum and not a dot product: a constant weight of 1 then costs nothing.
+    return sum(weights[i] * term for i, term in enumerate(terms))
+
+
+def _flip_gaps(energy, params, x):
+    flat, unravel = ravel_pytree(x)
+
+    def flipped(bit):
+        return energy(params, unravel(flat.at[bit].set(1 - flat[bit])))
+
+    return energy(params, x) - jax.vmap(flipped)(jnp.arange(flat.size))
+
+
+def _mirror_gap(energy, params, x):
+    return energy(params, x) - energy(params, jax.tree.map(lambda bits: 1 - bits, x))

@@ -1,0 +1,239 @@
+"""The kinds of object the library is made of, and the helpers that make them.
+
+A **function** is an energy, a score or a rule; a **recipe** has knobs; a **record** holds
+states and results. `recipe` turns a class into a frozen dataclass that is also a pytree:
+its numbers are traced, its functions and sizes are `static()`, so a recipe can be rebuilt
+in a loop without compiling again. `closed_form` attaches to an energy what is known of it
+beyond its value.
+"""
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+__all__ = [
+    "Array",
+    "Chart",
+    "Connectivity",
+    "Context",
+    "Data",
+    "Energy",
+    "Float",
+    "Gaps",
+    "Neighbours",
+    "Objective",
+    "Params",
+    "Penalty",
+    "PRNGKeyArray",
+    "PyTree",
+    "Scalar",
+    "State",
+    "closed_form",
+    "closed_forms",
+    "float_dtype",
+    "is_concrete",
+    "recipe",
+    "static",
+]
+
+Params = PyTree
+State = PyTree
+Moves = PyTree
+Scalar = Float[Array, ""]
+
+Class = TypeVar("Class", bound=type)
+
+
+def static(**options: Any) -> Any:
+    """A recipe's field that is part of the program: a function or a size, hashable."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def recipe(cls: Class) -> Class:
+    """Make `cls` a frozen dataclass and a pytree that compares by value.
+
+    Fields made with `static()` are compared and hashed with the tree structure; all others
+    are children, traced under `jit`. A Python number in a field annotated `float` becomes
+    a float, so that `1` and `1.0` are the same program; tracers pass untouched.
+
+    >>> @recipe
+    ... class Ladder:
+    ...     height: float
+    ...     rungs: int = static(default=3)
+    >>> Ladder(2)
+    Ladder(height=2.0, rungs=3)
+    >>> Ladder(2) == Ladder(2.0), Ladder(2) == Ladder(2.0, rungs=4)
+    (True, False)
+    """
+    check = getattr(cls, "__post_init__", None)
+
+    def complete(self):
+        for field in fields:
+            value = getattr(self, field.name)
+            if _is_float(field.type) and isinstance(value, (int, np.number)):
+                object.__setattr__(self, field.name, float(value))
+        if check is not None:
+            check(self)
+
+    def equal(self, other):
+        if type(self) is not type(other):
+            return NotImplemented
+        mine, form = jax.tree.flatten(self)
+        theirs, other_form = jax.tree.flatten(other)
+        return form == other_form and all(map(np.array_equal, mine, theirs))
+
+    cls.__post_init__ = complete
+    cls.__eq__ = equal
+    cls.__hash__ = None  # pyright: ignore[reportAttributeAccessIssue]
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    meta = [field.name for field in fields if field.metadata.get("static")]
+    data = [field.name for field in fields if not field.metadata.get("static")]
+    return jax.tree_util.register_dataclass(cls, data, meta)
+
+
+def _is_float(annotation: Any) -> bool:
+    return annotation is float or annotation == "float"
+
+
+def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
+    """Attach to an energy functions that say more cheaply what can be derived from it.
+
+    Known names, each a function of `(params, x)` unless said otherwise:
+    `flip_gaps` (E(x) - E(x with bit n flipped), for every n) and
+    `mirror_gap` (E(x) - E(1 - x)).
+    """
+    known = {"flip_gaps", "mirror_gap"}
+    if unknown := set(forms) - known:
+        raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
+
+    def attach(energy):
+        energy.closed_forms = types.MappingProxyType(forms)
+        return energy
+
+    return attach
+
+
+def closed_forms(energy: Callable) -> Mapping[str, Callable]:
+    """The closed forms attached to `energy`, empty for a plain function."""
+    return getattr(energy, "closed_forms", types.MappingProxyType({}))
+
+
+def is_concrete(tree: PyTree) -> bool:
+    """Whether the values in `tree` can be looked at, so that they can be checked."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def float_dtype(tree: PyTree) -> np.dtype:
+    """The floating dtype computations with `tree` are done in."""
+    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+    kinds = [kind for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
+    return jnp.result_type(*kinds) if kinds else jnp.result_type(float)
+
+
+class Energy(Protocol):
+    """`energy(params, x)` of one state; p(x) is proportional to exp(-energy)."""
+
+    def __call__(self, params: Params, x: State, /) -> Scalar: ...
+
+
+class Data(NamedTuple):
+    """Observed rows."""
+
+    x: State
+    """The states, with a leading axis of rows."""
+    weights: Float[Array, " row"] | None = None
+    """How much each row counts; None for equally."""
+
+
+class Context(NamedTuple):
+    """What an objective keeps between the steps of a round."""
+
+    rows: PyTree
+    """Leaves with the data's leading axis; they follow the rows into minibatches."""
+    shared: PyTree
+    """What belongs to no row."""
+
+
+class Neighbours(NamedTuple):
+    """The states one state exchanges probability with."""
+
+    x: State
+    """Leaves with a leading axis of neighbours."""
+    log_ratio: Float[Array, " k"]
+    """log g(x|x') - log g(x'|x); zeros if the connectivity is symmetric."""
+    weight: Float[Array, " k"]
+    """What each counts: 1 where all neighbours are visited, 1/k where k are drawn."""
+
+
+class Gaps(NamedTuple):
+    """E(x) - E(x') + log_ratio for every neighbour x' of one state x."""
+
+    gap: Float[Array, " k"]
+    """Positive where the neighbour is likelier than the state."""
+    weight: Float[Array, " k"]
+    """As in `Neighbours`."""
+
+
+class Connectivity(Protocol):
+    """Which states exchange probability directly with a state."""
+
+    def prepare(self, x: State) -> State:
+        """Refuse data it is not made for; otherwise `x` as floating arrays."""
+        ...
+
+    def draw(self, key: PRNGKeyArray, potential: Any, x: State) -> Moves:
+        """The random part of the neighbourhood of `x`; () if there is none."""
+        ...
+
+    def states(self, x: State, moves: Moves) -> Neighbours:
+        """The neighbours themselves."""
+        ...
+
+    def gaps(self, potential: Any, x: State, moves: Moves) -> Gaps:
+        """Their gaps, by a closed form of the energies where there is one."""
+        ...
+
+
+class Objective(Protocol):
+    """A loss to be minimised: `reduce` over weighted rows of `row`, plus `rest`.
+
+    `refresh` holds all randomness, so within a round the loss is a fixed function of
+    `params`. `reduce(values, weights)` is a weighted mean of some transform of the values,
+    so that blocks of rows combine: it reduces the blocks' results by their total weights.
+    """
+
+    @property
+    def reduce(self) -> Callable[[Array, Array], Scalar]: ...
+    def prepare(self, params: Params, data: Data) -> Data: ...
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context: ...
+    def refresh(
+        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
+    ) -> Context: ...
+    def row(self, params: Params, x: State, context: PyTree) -> Scalar: ...
+    def rest(self, params: Params, shared: PyTree) -> Scalar: ...
+
+
+class Penalty(Protocol):
+    """A term added to any loss, with the map that makes non-smooth ones tractable."""
+
+    @property
+    def smooth(self) -> bool: ...
+    def value(self, params: Params) -> Scalar: ...
+    def prox(self, params: Params, step: Scalar) -> Params:
+        """argmin over q of |q - params|^2 / 2 + step * value(q)."""
+        ...
+
+
+class Chart(Protocol):
+    """The coordinates in which descent happens."""
+
+    def forward(self, params: Params) -> PyTree: ...
+    def inverse(self, coordinates: PyTree) -> Params: ...
