@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from probjax import exact as exact
+from probjax import storage as storage
 from probjax.connectivity import AllFlips, BitFlips, GaussianSteps, Union
 from probjax.data import unique_rows
 from probjax.fitting import ConvergenceWarning, Fit, Progress, fit

@@ -24,7 +24,7 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
-    is_concrete,
+    holds,
     recipe,
     static,
 )
@@ -146,16 +146,10 @@ def binary(x: State) -> State:
 
     Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
     """
-    for leaf in jax.tree.leaves(x):
-        if jnp.result_type(leaf) == bool or not is_concrete(leaf):
-            continue
-        wrong = (leaf != 0) & (leaf != 1)
-        if wrong.any():
-            found = jnp.asarray(leaf)[wrong].ravel()[0]
-            raise ValueError(
-                f"data must be 0 or 1 for a binary connectivity, got {found}"
-                + (" (convert spins with ising.bits)" if found == -1 else "")
-            )
+    if not holds(lambda leaf: (leaf == 0) | (leaf == 1), x):
+        spins = holds(lambda leaf: jnp.abs(leaf) == 1, x)
+        hint = "spins of -1 and 1: convert them with ising.bits" if spins else "others"
+        raise ValueError(f"a binary connectivity needs data of 0 and 1, got {hint}")
     return jax.tree.map(_floating, x)
 
 

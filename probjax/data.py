@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Data, PyTree, is_concrete
+from probjax.types import Array, Data, PyTree, holds
 
 
 def as_data(data: PyTree | Data) -> Data:
@@ -15,10 +15,8 @@ def as_data(data: PyTree | Data) -> Data:
     data = data if isinstance(data, Data) else Data(data)
     x = jax.tree.map(jnp.asarray, data.x)
     rows = _count_rows(x)
-    for leaf in jax.tree.leaves(x):
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        if floating and is_concrete(leaf) and not jnp.isfinite(leaf).all():
-            raise ValueError("data must be finite, got NaN or infinity")
+    if not holds(jnp.isfinite, x):
+        raise ValueError("data must be finite, got NaN or infinity")
     if data.weights is None:
         return Data(x)
     return Data(x, _checked_weights(data.weights, rows))
@@ -66,9 +64,8 @@ def _checked_weights(weights, rows):
             f"weights must have one entry for each of {rows} rows, "
             f"got shape {weights.shape}"
         )
-    if is_concrete(weights):
-        if not jnp.isfinite(weights).all() or (weights < 0).any():
-            raise ValueError(f"weights must not be negative, got {weights.min()}")
-        if not weights.any():
-            raise ValueError("weights must not all be zero")
+    if not holds(lambda w: jnp.isfinite(w) & (w >= 0), weights):
+        raise ValueError(f"weights must not be negative, got {weights.min()}")
+    if not holds(jnp.any, weights):
+        raise ValueError("weights must not all be zero")
     return weights

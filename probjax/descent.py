@@ -32,7 +32,7 @@ from probjax.types import (
 
 Vector = Float[Array, " n"]
 
-_DECREASE, _CURVATURE, _MAX_TRIES = 1e-4, 0.9, 25
+_DECREASE, _CURVATURE, _MAX_TRIES, _PATIENCE = 1e-4, 0.9, 25, 50
 
 
 class Problem(NamedTuple):
@@ -122,6 +122,10 @@ class QuasiNewtonState(NamedTuple):
     far: Trial
     """The shortest length known to be too long; infinite if none is."""
     tries: Array
+    best: tuple[Scalar, Scalar]
+    """The lowest value and the smallest square of a gradient so far."""
+    idle: Array
+    """Steps since either of them was improved."""
 
     @property
     def evaluated(self) -> Vector:
@@ -155,6 +159,8 @@ class QuasiNewton:
             near=Trial(zero, infinite, zero),
             far=Trial(infinite, infinite, zero),
             tries=jnp.asarray(0),
+            best=(infinite, infinite),
+            idle=jnp.asarray(0),
         )
 
     def tick(self, problem: Problem, state: QuasiNewtonState) -> QuasiNewtonState:
@@ -167,13 +173,16 @@ class QuasiNewton:
         def accept():
             step, change = trial - state.point, gradient - state.gradient
             memory = remember(state.memory, step, change)
+            best, idle = _improvement(state, value, gradient @ gradient)
             there = state._replace(
                 point=trial,
                 value=value,
                 gradient=gradient,
                 accepted=~first,
-                stalled=~jnp.isfinite(value + gradient.sum()),
+                stalled=~jnp.isfinite(value + gradient.sum()) | (idle > _PATIENCE),
                 memory=memory,
+                best=best,
+                idle=idle,
             )
             return _search(there, -inverse_hessian(memory, gradient))
 
@@ -217,6 +226,15 @@ def _search(state, direction):
         far=Trial(infinite, infinite, zero),
         tries=jnp.zeros_like(state.tries),
     )
+
+
+def _improvement(state, value, square):
+    """The best value and squared gradient so far, and steps since they got better."""
+    lowest, smallest = state.best
+    rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
+    better = (value < lowest - rounding) | (square < 0.98 * smallest)
+    best = (jnp.minimum(lowest, value), jnp.minimum(smallest, square))
+    return best, jnp.where(better, 0, state.idle + 1)
 
 
 def _judge(state, seen):

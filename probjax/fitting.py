@@ -34,6 +34,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     float_dtype,
+    holds,
     is_concrete,
     recipe,
     static,
@@ -124,6 +125,7 @@ def fit(
         optimizer,
         penalty,
         chart,
+        tolerance,
         batch_size,
         num_rounds=num_rounds,
         steps_per_round=steps_per_round,
@@ -345,7 +347,7 @@ def _problem(plan, space, data, context):
         params, pull = jax.vjp(space.params, point)
         over_rows = _over_rows(plan, params, data, context.rows)
         total = jax.tree.map(jnp.add, over_rows, jax.value_and_grad(beside)(params))
-        return total[0], pull(total[1])[0]
+        return total[0].astype(float_dtype(params)), pull(total[1])[0]
 
     @jax.custom_vjp
     def loss(point):
@@ -487,7 +489,7 @@ def _shortfall(plan, run):
         return short + "the loss is not finite: check the energy and the starting point"
     if run.method.stalled:
         return short + "rounding lets it fall no further: use float64 or a chart"
-    return short + "allow more steps_per_round, or use a chart such as ising.centred"
+    return short + "allow more steps_per_round, or descend in better coordinates (chart)"
 
 
 def _at_door(objective, params, data):
@@ -495,8 +497,8 @@ def _at_door(objective, params, data):
     for leaf in jax.tree.leaves(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(f"params must be floating, got {jnp.result_type(leaf)}")
-        if is_concrete(leaf) and not jnp.isfinite(jnp.asarray(leaf)).all():
-            raise ValueError("params must be finite, got NaN or infinity")
+    if not holds(jnp.isfinite, params):
+        raise ValueError("params must be finite, got NaN or infinity")
     data = objective.prepare(params, data)
     kind = float_dtype(params)
 
@@ -506,7 +508,7 @@ def _at_door(objective, params, data):
     return jax.tree.map(convert, data)
 
 
-def _check(optimizer, penalty, chart, batch_size, **counts):
+def _check(optimizer, penalty, chart, tolerance, batch_size, **counts):
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
@@ -515,6 +517,8 @@ def _check(optimizer, penalty, chart, batch_size, **counts):
             "batch_size needs a first-order optimizer such as optax.adam(1e-3): the "
             "line searches of L-BFGS are not sound on changing batches"
         )
+    if tolerance is not None and tolerance < 0:
+        raise ValueError(f"tolerance must not be negative, got {tolerance}")
     if penalty is not None and not penalty.smooth:
         if optimizer is not None or chart is not None:
             raise ValueError(

@@ -78,6 +78,13 @@ def potential(energy: Energy, params: Params) -> Potential:
     return Potential((energy,), (params,), jnp.ones(1, float_dtype(params)))
 
 
+def check_energy(energy: Energy, params: Params, x: State) -> None:
+    """Refuse an energy that does not give one number for one state."""
+    shape = jnp.shape(jax.eval_shape(energy, params, x))
+    if shape != ():
+        raise ValueError(f"energy must return a scalar, got shape {shape}")
+
+
 def _combine(weights, terms):
     # A plain sum and not a dot product: a constant weight of 1 then costs nothing.
     return sum(weights[i] * term for i, term in enumerate(terms))

@@ -37,6 +37,7 @@ __all__ = [
     "closed_form",
     "closed_forms",
     "float_dtype",
+    "holds",
     "is_concrete",
     "recipe",
     "static",
@@ -129,6 +130,13 @@ def closed_forms(energy: Callable) -> Mapping[str, Callable]:
 def is_concrete(tree: PyTree) -> bool:
     """Whether the values in `tree` can be looked at, so that they can be checked."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
+    """Whether `test` is true of all values in `tree`, as far as they can be looked at."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
+    with jax.ensure_compile_time_eval():
+        return all(bool(jnp.all(test(jnp.asarray(leaf)))) for leaf in leaves)
 
 
 def float_dtype(tree: PyTree) -> np.dtype:

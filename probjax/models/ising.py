@@ -25,6 +25,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     closed_form,
+    holds,
     is_concrete,
     recipe,
     static,
@@ -90,7 +91,8 @@ def from_matrix(
     rows, columns = _pairs(len(matrix), edges)
     params = Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
     if is_concrete(matrix):
-        _check_matrix(np.asarray(matrix), np.asarray(coupling_matrix(params)))
+        with jax.ensure_compile_time_eval():
+            _check_matrix(np.asarray(matrix), np.asarray(coupling_matrix(params)))
     return params
 
 
@@ -134,7 +136,7 @@ def from_spins(
     `coupling` has no meaning and must be zero.
     """
     coupling, field = jnp.asarray(coupling), jnp.asarray(field)
-    if is_concrete(coupling) and jnp.any(jnp.diagonal(coupling) != 0):
+    if not holds(lambda matrix: jnp.diagonal(matrix) == 0, coupling):
         raise ValueError("the coupling of spins must have a zero diagonal")
     bias = 2 * coupling.sum(1) - 2 * field
     return from_matrix(jnp.diag(bias) - 2 * coupling, edges=edges)
@@ -156,7 +158,7 @@ def spins(bits: Array) -> Array:
 def bits(spins: Array) -> Array:
     """-1 and 1 to 0 and 1, as floats."""
     spins = jnp.asarray(spins, float)
-    if is_concrete(spins) and jnp.any(jnp.abs(spins) != 1):
+    if not holds(lambda leaf: jnp.abs(leaf) == 1, spins):
         raise ValueError("spins must be -1 or 1")
     return (spins + 1) / 2
 
@@ -172,9 +174,10 @@ def couplings_only(params: Params) -> Params:
 class Centred:
     """Coordinates of an Ising model over y = (x - mean) / scale.
 
-    E(x) = a'y + 2 sum_(i<j) c_ij y_i y_j + constant, with c_ij = J_ij s_i s_j and
+    E(x) = a'y + sum_(i<j) c_ij y_i y_j + constant, with c_ij = 2 J_ij s_i s_j and
     a_i = s_i (J_ii + 2 sum_j J_ij mean_j). Descent in (a, c) is well conditioned where
-    descent in J is not, because the statistics y_i and y_i y_j are nearly uncorrelated.
+    descent in J is not: the statistics y_i and y_i y_j have about unit variance and are
+    nearly uncorrelated.
     """
 
     mean: Float[Array, " unit"]
@@ -182,13 +185,13 @@ class Centred:
 
     def forward(self, params: Params) -> Params:
         first, second = _pairs(len(self.mean), params.edges)
-        coupling = params.coupling * (self.scale[first] * self.scale[second])
+        coupling = 2 * params.coupling * (self.scale[first] * self.scale[second])
         bias = self.scale * (params.bias + 2 * self._pull(params))
         return Params(bias, coupling, params.edges)
 
     def inverse(self, coordinates: Params) -> Params:
         first, second = _pairs(len(self.mean), coordinates.edges)
-        coupling = coordinates.coupling / (self.scale[first] * self.scale[second])
+        coupling = coordinates.coupling / (2 * self.scale[first] * self.scale[second])
         params = Params(coordinates.bias / self.scale, coupling, coordinates.edges)
         return Params(params.bias - 2 * self._pull(params), coupling, params.edges)
 
@@ -210,9 +213,11 @@ def centred(data: Array | Data) -> Centred:
 @cache
 def _pairs(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
     if edges is None:
-        return np.triu_indices(size, 1)
-    pairs = np.asarray(edges, int).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+        first, second = np.triu_indices(size, 1)
+    else:
+        first, second = np.asarray(edges, int).reshape(-1, 2).T
+    # Of one kind whether or not 64 bits are enabled, as jax remembers such constants.
+    return first.astype(np.int32), second.astype(np.int32)
 
 
 def _checked(edges, size) -> Edges | None:

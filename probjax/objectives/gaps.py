@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows
-from probjax.potential import potential
+from probjax.potential import check_energy, potential
 from probjax.types import (
     Array,
     Connectivity,
@@ -39,7 +39,9 @@ class GapObjective:
     reduce: Callable[[Array, Array], Scalar] = static()
 
     def prepare(self, params: Params, data: Data) -> Data:
-        return data._replace(x=self.connectivity.prepare(data.x))
+        data = data._replace(x=self.connectivity.prepare(data.x))
+        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
+        return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         return self.refresh(key, params, data, Context((), ()))

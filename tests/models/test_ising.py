@@ -1,0 +1,150 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import plain_energy, random_ising
+
+from probjax import Data, exact, ising, potential
+
+SIZE = 6
+
+
+def states():
+    return exact.states(SIZE)
+
+
+def test_matrix_is_symmetric_and_comes_back():
+    params = random_ising(0, SIZE)
+    matrix = ising.coupling_matrix(params)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    assert ising.from_matrix(matrix) == params
+
+
+def test_energy_is_the_quadratic_form_with_pairs_counted_twice():
+    params = random_ising(0, SIZE)
+    expected = [
+        sum(params.bias[i] * x[i] for i in range(SIZE))
+        + 2 * sum(c * x[i] * x[j] for c, (i, j) in zip(params.coupling, pairs()))
+        for x in np.asarray(states())
+    ]
+    found = jax.vmap(ising.energy, (None, 0))(params, states())
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def pairs():
+    return [(i, j) for i in range(SIZE) for j in range(i + 1, SIZE)]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
+def test_closed_forms_equal_the_generic_path(scale):
+    params = random_ising(3, SIZE, scale=scale)
+    closed, generic = potential(ising.energy, params), potential(plain_energy, params)
+    for name in ("flip_gaps", "mirror_gap"):
+        left = jax.vmap(getattr(closed, name))(states())
+        right = jax.vmap(getattr(generic, name))(states())
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_closed_forms_have_the_right_derivatives(x64):
+    params = random_ising(3, SIZE)
+    x = states()[37]
+    mix = jnp.arange(1.0, SIZE + 1)
+
+    def flips(bias, coupling):
+        return mix @ ising.flip_gaps(ising.Params(bias, coupling), x)
+
+    def mirror(bias, coupling):
+        return ising.mirror_gap(ising.Params(bias, coupling), x)
+
+    for form in (flips, mirror):
+        chex.assert_numerical_grads(form, (params.bias, params.coupling), order=1)
+
+
+def test_edges_restrict_the_couplings():
+    edges = [(4, 1), (0, 5)]
+    params = random_ising(0, SIZE, edges=edges)
+    matrix = np.array(ising.coupling_matrix(params))
+    assert params.edges == ((1, 4), (0, 5))
+    assert matrix[1, 4] == matrix[4, 1] == params.coupling[0]
+    np.fill_diagonal(matrix, 0)
+    assert np.count_nonzero(matrix) == 4
+    assert ising.from_matrix(ising.coupling_matrix(params), edges=edges) == params
+
+
+def test_spin_form_is_the_same_model_up_to_its_constant():
+    params = random_ising(1, SIZE)
+    coupling, field, constant = ising.to_spins(params)
+    np.testing.assert_allclose(jnp.diagonal(coupling), 0)
+    for x in states()[::5]:
+        s = ising.spins(x)
+        np.testing.assert_allclose(
+            ising.energy(params, x),
+            constant - s @ coupling @ s / 2 - field @ s,
+            rtol=1e-4,
+            atol=1e-4,
+        )
+    back = ising.from_spins(coupling, field)
+    chex.assert_trees_all_close(back, params, rtol=1e-5, atol=1e-5)
+
+
+def test_a_positive_field_turns_units_on_and_positive_couplings_align_them():
+    params = ising.from_spins(jnp.zeros((2, 2)), jnp.array([1.0, -1.0]))
+    mean = exact.moments(ising.energy, params, 2).mean
+    np.testing.assert_allclose(mean, jax.nn.sigmoid(jnp.array([2.0, -2.0])), rtol=1e-5)
+    params = ising.from_spins(jnp.array([[0.0, 0.5], [0.5, 0.0]]), jnp.zeros(2))
+    second = exact.moments(ising.energy, params, 2).second
+    np.testing.assert_allclose(4 * second[0, 1] - 1, jnp.tanh(0.5), rtol=1e-5)
+
+
+def test_bits_and_spins_are_inverse_also_for_unsigned_integers():
+    bits = np.array([[0, 1, 1]], np.uint8)
+    np.testing.assert_array_equal(ising.spins(bits), [[-1, 1, 1]])
+    np.testing.assert_array_equal(ising.bits(ising.spins(bits)), bits)
+
+
+def test_centred_coordinates_are_those_of_standardised_units():
+    rows = jax.random.bernoulli(jax.random.key(0), 0.3, (50, SIZE))
+    weights = jnp.arange(50.0)
+    chart = ising.centred(Data(rows, weights))
+    params = random_ising(0, SIZE)
+    inner = chart.forward(params)
+    upper = jnp.zeros((SIZE, SIZE)).at[np.triu_indices(SIZE, 1)].set(inner.coupling)
+
+    def standardised(x):
+        y = (x - chart.mean) / chart.scale
+        return inner.bias @ y + y @ upper @ y
+
+    direct = jax.vmap(lambda x: ising.energy(params, x))(states())
+    through = jax.vmap(standardised)(states())
+    np.testing.assert_allclose(direct - direct[0], through - through[0], atol=1e-4)
+    np.testing.assert_allclose(chart.mean, np.average(rows, axis=0, weights=weights))
+
+
+def test_a_silent_unit_has_a_finite_scale():
+    chart = ising.centred(jnp.zeros((25, 2)))
+    np.testing.assert_allclose(chart.scale, 0.2)
+
+
+def test_bad_input_is_refused_in_a_sentence(key):
+    lopsided = jnp.array([[0.0, 1.0], [2.0, 0.0]])
+    with pytest.raises(ValueError, match=r"symmetric, got J\[0, 1\]=1.0 and J\[1, 0\]"):
+        ising.from_matrix(lopsided)
+    with pytest.raises(ValueError, match="square matrix, got shape"):
+        ising.from_matrix(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"outside edges, got J\[0, 2\]"):
+        ising.from_matrix(jnp.ones((3, 3)), edges=[(0, 1), (1, 2)])
+    with pytest.raises(ValueError, match=r"units of 0 to 2, got \(1, 3\)"):
+        ising.init(key, 3, edges=[(1, 3)])
+    with pytest.raises(ValueError, match=r"two different units.*got \(1, 1\)"):
+        ising.init(key, 3, edges=[(1, 1)])
+    with pytest.raises(ValueError, match=r"not repeat, got \(0, 1\)"):
+        ising.init(key, 3, edges=[(0, 1), (1, 0)])
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        ising.init(key, 0)
+    with pytest.raises(ValueError, match="zero diagonal"):
+        ising.from_spins(jnp.eye(2), jnp.zeros(2))
+    with pytest.raises(ValueError, match="-1 or 1"):
+        ising.bits(jnp.array([0.0, 1.0]))
+    with pytest.raises(ValueError, match=r"3 units of params, got shape \(4,\)"):
+        ising.energy(random_ising(0, 3), jnp.zeros(4))

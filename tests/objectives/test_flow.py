@@ -1,0 +1,199 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import cubic_energy, cubic_params, plain_energy, random_ising
+
+from probjax import (
+    MPF,
+    AllFlips,
+    BitFlips,
+    Data,
+    GaussianSteps,
+    PseudoLikelihood,
+    exact,
+    flow,
+    ising,
+)
+from probjax import Union as Joined
+from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
+
+SIZE = 5
+MODELS = [
+    (ising.energy, random_ising(0, SIZE)),
+    (plain_energy, random_ising(1, SIZE, edges=[(0, 1), (1, 4)])),
+    (cubic_energy, cubic_params(0, SIZE)),
+]
+BOTH = Joined((BitFlips(), AllFlips()))
+
+
+def loss(objective, params, data, key=None):
+    key = jax.random.key(0) if key is None else key
+    data = objective.prepare(params, data)
+    context = objective.init(key, params, data)
+    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
+    return objective.reduce(rows, data.weights)
+
+
+def population(energy, params):
+    """Every state, weighted by its probability: infinite data from the model."""
+    return Data(exact.states(SIZE), jnp.exp(exact.log_probs(energy, params, SIZE)))
+
+
+def largest(tree):
+    return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["ising", "edges", "cubic"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda energy: MPF(energy),
+        lambda energy: MPF(energy, connectivity=AllFlips()),
+        lambda energy: MPF(energy, connectivity=BOTH),
+        lambda energy: PseudoLikelihood(energy),
+    ],
+    ids=["flips", "mirror", "both", "pseudolikelihood"],
+)
+def test_gradient_vanishes_at_the_true_parameters(objective, model, x64):
+    energy, params = model
+    params = jax.tree.map(lambda leaf: leaf.astype(float), params)
+    gradient = jax.grad(loss, argnums=1)
+    data = population(energy, params)
+    assert largest(gradient(objective(energy), params, data)) < 1e-6
+    elsewhere = jax.tree.map(lambda leaf: 1.1 * leaf, params)
+    assert largest(gradient(objective(energy), elsewhere, data)) > 1e-3
+
+
+def test_gradient_carries_the_half_of_the_exponent(x64):
+    energy, params = MODELS[0]
+    rows = exact.states(SIZE)[::3]
+
+    def stated(params):
+        gaps = jax.vmap(lambda x: ising.flip_gaps(params, x))(rows)
+        slopes = jax.vmap(lambda x: jax.jacobian(ising.flip_gaps)(params, x))(rows)
+        rate = jnp.exp(gaps / 2) / len(rows)
+        return jax.tree.map(lambda s: 0.5 * jnp.tensordot(rate, s, 2), slopes)
+
+    params = jax.tree.map(lambda leaf: leaf.astype(float), params)
+    key = jax.random.key(0)
+    found = jax.grad(lambda p: flow(key, energy, p, rows))(params)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(stated(params))):
+        np.testing.assert_allclose(left, right, rtol=1e-10)
+
+
+def test_flow_is_the_thesis_sum_over_rows_and_flips(key):
+    """K of the appendix is a sum over rows; ours is their mean."""
+    params = random_ising(2, SIZE)
+    matrix = np.asarray(ising.coupling_matrix(params))
+    rows = np.asarray(jax.random.bernoulli(key, 0.4, (20, SIZE)), float)
+    single = np.exp((2 * rows - 1) * (rows @ matrix) - np.diag(matrix) / 2).sum()
+    found = flow(key, ising.energy, params, rows)
+    np.testing.assert_allclose(20 * found, single, rtol=1e-5)
+
+    quadratic = np.einsum("ri,ij,rj->r", rows, matrix, rows)
+    mirrored = np.einsum("ri,ij,rj->r", 1 - rows, matrix, 1 - rows)
+    both = single + np.exp((quadratic - mirrored) / 2).sum()
+    found = flow(key, ising.energy, params, rows, connectivity=BOTH)
+    np.testing.assert_allclose(20 * found, both, rtol=1e-5)
+
+
+def test_flow_is_the_rate_at_which_probability_leaves_the_data(key):
+    """With data on one state, K is minus the diagonal of the flow matrix there."""
+    params = random_ising(2, SIZE)
+    gamma = exact.dynamics.flow_matrix(ising.energy, params, BOTH, SIZE)
+    for number in (0, 11, 30):
+        x = exact.states(SIZE)[number][None]
+        found = flow(key, ising.energy, params, x, connectivity=BOTH)
+        np.testing.assert_allclose(found, -gamma[number, number], rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_flow_and_its_logarithm_are_convex_for_linear_energies(seed, x64, key):
+    params = random_ising(seed, 4)
+    rows = jax.random.bernoulli(jax.random.key(seed), 0.5, (6, 4)).astype(float)
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    for function in (jnp.log, lambda value: value):
+        hessian = jax.hessian(
+            lambda p, f=function: f(flow(key, ising.energy, unravel(p), rows))
+        )(flat)
+        values = jnp.linalg.eigvalsh(hessian)
+        assert values[0] > -1e-12 * values[-1]
+        assert values[-1] > 0
+
+
+def test_repeated_rows_equal_weights(key):
+    params = random_ising(2, SIZE)
+    rows = jax.random.bernoulli(key, 0.4, (6, SIZE)).astype(float)
+    counts = jnp.array([1, 3, 2, 1, 5, 1])
+    repeated = jnp.repeat(rows, counts, axis=0)
+    weighted = Data(rows, counts.astype(float))
+    np.testing.assert_allclose(
+        flow(key, ising.energy, params, weighted),
+        flow(key, ising.energy, params, repeated),
+        rtol=1e-5,
+    )
+
+
+def test_log_flow_is_finite_where_the_flow_overflows(key):
+    params = random_ising(0, SIZE, scale=400.0)
+    data = Data(exact.states(SIZE), jnp.ones(2**SIZE))
+    assert jnp.isinf(flow(key, ising.energy, params, data))
+    value, gradient = jax.value_and_grad(loss, argnums=1)(
+        MPF(ising.energy), params, data
+    )
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(largest(gradient))
+
+
+def test_sampled_neighbours_are_averaged_not_summed(key):
+    """A constant energy has flow 1 whatever the number of draws."""
+
+    def constant(params, x):
+        return params * 0.0
+
+    for count in (1, 7):
+        steps = GaussianSteps(0.3, num_draws=count)
+        found = flow(
+            key, constant, jnp.array(1.0), jnp.zeros((4, 2)), connectivity=steps
+        )
+        np.testing.assert_allclose(found, 1.0, rtol=1e-6)
+
+
+def test_sampled_flow_vanishes_at_the_truth_of_a_gaussian(x64):
+    """E over x ~ N(m, s^2) and steps: the gradient of K, by quadrature, is zero."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    mean_, spread, scale = 0.7, 1.3, 0.5
+    x = jnp.asarray(mean_ + spread * nodes)
+
+    def energy(params, x):
+        return (x - params[0]) ** 2 / (2 * params[1] ** 2)
+
+    def flow_of(params):
+        def rate(x, step):
+            gap = energy(params, x) - energy(params, x + scale * step)
+            return jnp.exp(gap / 2)
+
+        rates = jax.vmap(lambda a: jax.vmap(lambda b: rate(a, b))(jnp.asarray(nodes)))(
+            x
+        )
+        mass = jnp.asarray(weights) / jnp.sum(weights)
+        return mass @ rates @ mass
+
+    truth = jnp.array([mean_, spread])
+    assert jnp.abs(jax.grad(flow_of)(truth)).max() < 1e-8
+    assert jnp.abs(jax.grad(flow_of)(1.1 * truth)).max() > 1e-3
+
+
+def test_reductions_ignore_what_has_no_weight():
+    values = jnp.array([1.0, 2.0, 1e30])
+    weights = jnp.array([1.0, 3.0, 0.0])
+    np.testing.assert_allclose(mean(values, weights), 1.75)
+    expected = np.log((np.exp(1) + 3 * np.exp(2)) / 4)
+    np.testing.assert_allclose(log_mean_exp(values, weights), expected, rtol=1e-6)
+    for reduce in (mean, log_mean_exp):
+        assert jnp.isfinite(jax.grad(reduce)(values, weights)).all()
+        value, gradient = jax.value_and_grad(reduce)(values, jnp.zeros(3))
+        assert value == 0
+        assert not gradient.any()
+    assert log_sum_exp(values, jnp.zeros(3)) == -jnp.inf

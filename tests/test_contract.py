@@ -1,0 +1,164 @@
+"""The contract everything else stands on, in five cases that must never retrace."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from small_models import cubic_energy, cubic_params, random_ising
+
+from probjax import L1, MPF, GaussianSteps, Potential, PseudoLikelihood, fit, ising
+from probjax.fitting import _run
+
+
+def traces(monkeypatch, most):
+    """Make `fit` fail if its core is traced more than `most` times."""
+    chex.clear_trace_counter()
+    counted = jax.jit(chex.assert_max_traces(n=most)(_run))
+    monkeypatch.setattr("probjax.fitting._run_jit", counted)
+
+
+def bits(seed, rows, size):
+    return jax.random.bernoulli(jax.random.key(seed), 0.4, (rows, size))
+
+
+def test_closed_form_flow_compiles_once_for_new_params_data_and_keys(monkeypatch):
+    traces(monkeypatch, 1)
+    found = [
+        fit(
+            jax.random.key(seed),
+            MPF(ising.energy),
+            random_ising(seed, 6),
+            bits(seed, 300, 6),
+            chart=ising.centred(bits(seed, 300, 6)),
+            tolerance=10.0 ** -(4 + seed),
+        )
+        for seed in range(2)
+    ]
+    assert all(result.converged for result in found)
+    assert not jnp.allclose(found[0].params.coupling, found[1].params.coupling)
+
+
+def test_flow_of_a_plain_function_of_any_params_compiles_once(monkeypatch):
+    traces(monkeypatch, 1)
+    for seed in range(2):
+        data = bits(seed, 200, 5)
+        found = fit(
+            jax.random.key(seed),
+            MPF(cubic_energy),
+            cubic_params(seed, 5),
+            data,
+            stop=after_twenty,
+        )
+        assert len(found.losses) == 20
+        assert jnp.all(jnp.diff(found.losses) < 0)
+
+
+def after_twenty(progress, data):
+    return progress.step >= 20
+
+
+def test_sampled_connectivity_with_minibatches_compiles_once_for_new_knobs(
+    monkeypatch,
+):
+    traces(monkeypatch, 1)
+    adam = optax.adam(0.05)
+    for scale in (1, 0.5):
+        data = 2.0 * jax.random.normal(jax.random.key(3), (1000, 1)) + 1.0
+        found = fit(
+            jax.random.key(0),
+            MPF(gaussian, connectivity=GaussianSteps(scale, num_draws=4)),
+            jnp.zeros(2),
+            data,
+            optimizer=adam,
+            batch_size=200,
+            num_rounds=100,
+            steps_per_round=3,
+        )
+        mean, log_precision = found.params
+        assert abs(mean - data.mean()) < 0.3
+        assert abs(jnp.exp(-log_precision / 2) - data.std()) < 0.3
+
+
+def gaussian(params, x):
+    return jnp.exp(params[1]) * jnp.sum((x - params[0]) ** 2) / 2
+
+
+def test_l1_fit_has_exact_zeros_and_compiles_once_for_new_strengths(monkeypatch):
+    traces(monkeypatch, 1)
+    truth = random_ising(0, 8, edges=[(0, 1), (2, 3), (4, 5)])
+    data = gibbs_like_draws(truth)
+    start = ising.from_matrix(jnp.zeros((8, 8)))
+    zeros = []
+    for strength in (0.03, 0.1):
+        found = fit(
+            jax.random.key(0),
+            PseudoLikelihood(ising.energy),
+            start,
+            data,
+            penalty=L1(strength, weights=ising.couplings_only(start)),
+        )
+        assert found.converged
+        zeros.append(int(jnp.sum(found.params.coupling == 0)))
+        assert jnp.all(found.params.bias != 0)
+    assert 0 < zeros[0] < zeros[1] < 28
+
+
+def gibbs_like_draws(params):
+    from probjax import exact
+
+    return exact.sample(
+        jax.random.key(5), ising.energy, params, len(params.bias), num_draws=2000
+    )
+
+
+def test_annealed_hmc_step_costs_one_gradient_of_the_target():
+    evaluations = []
+
+    def target(params, x):
+        evaluations.append(0)
+        return jnp.sum(params * x**4)
+
+    def base(params, x):
+        return jnp.sum(x**2) / 2
+
+    def leap(carry, beta):
+        x, v, (terms, gradients) = carry
+        model = Potential((base, target), (None, params), jnp.stack([1 - beta, beta]))
+        v = v - 0.05 * model.combine(gradients)
+        x = x + 0.1 * v
+        cache = model.terms_and_gradients(x)
+        v = v - 0.05 * model.combine(cache[1])
+        return (x, v, cache), model(x) - model.combine(cache[0])
+
+    params, x, v = jnp.arange(1.0, 4.0), jnp.ones(3), jnp.ones(3)
+    start = Potential((base, target), (None, params), jnp.array([1.0, 0.0]))
+
+    @jax.jit
+    def run(x, v):
+        carry = (x, v, start.terms_and_gradients(x))
+        return jax.lax.scan(leap, carry, jnp.linspace(0, 1, 50))
+
+    _, stale = run(x, v)
+    # Traced once in the start, once for the gradient in the loop's body, and once for
+    # `model(x)`, which only this test asks for.
+    assert len(evaluations) == 3
+    np.testing.assert_allclose(stale, 0, atol=1e-5)
+
+
+def test_fit_under_vmap_equals_fits_one_by_one():
+    data = jnp.stack([bits(seed, 100, 4).astype(float) for seed in range(3)])
+    start = random_ising(0, 4)
+    key = jax.random.key(0)
+
+    def one(rows):
+        return fit(key, MPF(ising.energy), start, rows)
+
+    together = jax.jit(jax.vmap(one))(data)
+    assert together.converged.all()
+    for i in range(3):
+        alone = one(data[i])
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf: leaf[i], together.params), alone.params, atol=1e-3
+        )
+        assert jnp.sum(jnp.isfinite(together.losses[i])) == len(alone.losses)

@@ -1,0 +1,110 @@
+"""What every recipe must do, whatever it is for."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from small_models import random_ising
+
+from probjax import L1, L2, MPF, AllFlips, BitFlips, GaussianSteps, PseudoLikelihood
+from probjax import Union as Joined
+from probjax import ising, potential
+
+EVERYTHING = BitFlips(), AllFlips(), GaussianSteps(0.5, num_draws=3)
+CONNECTIVITIES = [*EVERYTHING, Joined(EVERYTHING)]
+OBJECTIVES = [
+    *(MPF(ising.energy, connectivity=each) for each in CONNECTIVITIES),
+    PseudoLikelihood(ising.energy),
+]
+PENALTIES = [L1(1), L2(0.5), L1(1.0, weights=ising.couplings_only(random_ising(0, 4)))]
+CHARTS = [ising.centred(jnp.array([[0, 1, 1, 1], [0, 1, 0, 0]]))]
+RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *PENALTIES, *CHARTS, random_ising(0, 4)]
+
+
+def name(recipe):
+    return type(recipe).__name__
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_recipe_is_a_pytree_that_equals_itself_rebuilt(recipe):
+    leaves, form = jax.tree.flatten(recipe)
+    rebuilt = jax.tree.unflatten(form, leaves)
+    assert rebuilt == recipe
+    assert jax.tree.map(lambda leaf: leaf + 1, recipe) != recipe or not leaves
+    passed = jax.jit(lambda r: r)(recipe)
+    assert jax.tree.structure(passed) == form
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("connectivity", CONNECTIVITIES, ids=name)
+def test_connectivity_keeps_its_contract(connectivity, dtype, x64, key):
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_ising(0, 4))
+    model = potential(ising.energy, params)
+    x = connectivity.prepare(jnp.array([0, 1, 1, 0], dtype))
+    moves = connectivity.draw(key, model, x)
+    neighbours = connectivity.states(x, moves)
+    gaps = jax.jit(connectivity.gaps)(model, x, moves)
+    count = len(gaps.gap)
+    chex.assert_shape([neighbours.x], (count, 4))
+    chex.assert_shape([neighbours.log_ratio, neighbours.weight, *gaps], (count,))
+    assert {leaf.dtype for leaf in jax.tree.leaves((neighbours, gaps))} == {jnp.dtype(dtype)}
+    generic = model(x) - jax.vmap(model)(neighbours.x) + neighbours.log_ratio
+    chex.assert_trees_all_close(gaps.gap, generic, rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(gaps.weight, neighbours.weight)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=name)
+def test_objective_keeps_its_contract(objective, dtype, x64, key):
+    from probjax import Data
+
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_ising(0, 4))
+    data = Data(jax.random.bernoulli(key, 0.5, (7, 4)).astype(dtype))
+    data = objective.prepare(params, data)
+    context = objective.init(key, params, data)
+    again = objective.refresh(key, params, data, context)
+    chex.assert_trees_all_equal_shapes_and_dtypes(context, again)
+    for leaf in jax.tree.leaves(context.rows):
+        assert len(leaf) == 7
+    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
+    chex.assert_shape(rows, (7,))
+    assert rows.dtype == dtype
+    weights = jnp.arange(1.0, 8.0, dtype=dtype)
+    whole = objective.reduce(rows, weights)
+    parts = jnp.stack(
+        [
+            objective.reduce(rows[:3], weights[:3]),
+            objective.reduce(rows[3:], weights[3:]),
+        ]
+    )
+    sums = jnp.stack([weights[:3].sum(), weights[3:].sum()])
+    chex.assert_trees_all_close(objective.reduce(parts, sums), whole, rtol=1e-5)
+    chex.assert_shape(objective.rest(params, context.shared), ())
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=name)
+def test_prox_minimises_its_definition(penalty, key):
+    params = random_ising(1, 4, scale=2.0)
+    near = penalty.prox(params, 0.3)
+
+    def definition(point):
+        pairs = zip(jax.tree.leaves(point), jax.tree.leaves(params), strict=True)
+        return sum(jnp.sum((p - q) ** 2) for p, q in pairs) / 2 + 0.3 * penalty.value(
+            point
+        )
+
+    lowest = definition(near)
+    for seed in range(50):
+        keys = jax.random.split(jax.random.key(seed), 2)
+        nudge = ising.Params(
+            0.01 * jax.random.normal(keys[0], (4,)),
+            0.01 * jax.random.normal(keys[1], (6,)),
+        )
+        assert definition(jax.tree.map(jnp.add, near, nudge)) > lowest
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=name)
+def test_chart_goes_there_and_back(chart):
+    params = random_ising(1, 4)
+    back = chart.inverse(chart.forward(params))
+    chex.assert_trees_all_close(back, params, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,95 @@
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import random_ising
+
+from probjax import MPF, fit, ising, storage
+
+
+class Mine(NamedTuple):
+    weight: jax.Array
+    shift: jax.Array
+
+
+def test_params_come_back_equal_with_their_static_fields(tmp_path):
+    params = random_ising(0, 5, edges=[(0, 1), (3, 2)])
+    storage.save(tmp_path / "model.npz", params)
+    assert storage.load(tmp_path / "model.npz") == params
+
+
+def test_a_fit_comes_back_whole(tmp_path, key):
+    rows = jax.random.bernoulli(key, 0.5, (50, 4))
+    found = fit(key, MPF(ising.energy), random_ising(0, 4), rows)
+    storage.save(tmp_path / "fit", found)
+    chex.assert_trees_all_equal(storage.load(tmp_path / "fit"), found)
+
+
+def test_any_nesting_of_plain_containers_comes_back(tmp_path, key):
+    tree = {
+        "b": [jnp.arange(3), 2, "words"],
+        "a": (None, np.float32(1.5)),
+        "key": key,
+        "state": optax.adam(0.1).init(jnp.ones(2)),
+    }
+    storage.save(tmp_path / "tree", tree)
+    loaded = storage.load(tmp_path / "tree")
+    assert jax.tree.structure(loaded) == jax.tree.structure(tree)
+    chex.assert_trees_all_equal(loaded["state"], tree["state"])
+    assert loaded["b"][1:] == [2, "words"]
+    assert jnp.array_equal(jax.random.normal(loaded["key"]), jax.random.normal(key))
+
+
+def test_foreign_classes_need_a_likeness(tmp_path):
+    mine = Mine(jnp.arange(3.0), jnp.ones(()))
+    storage.save(tmp_path / "mine", mine)
+    with pytest.raises(ValueError, match="pass like="):
+        storage.load(tmp_path / "mine")
+    loaded = storage.load(tmp_path / "mine", like=Mine(jnp.zeros(3), jnp.zeros(())))
+    chex.assert_trees_all_equal(loaded, mine)
+    with pytest.raises(ValueError, match="expected"):
+        storage.load(tmp_path / "mine", like=Mine(jnp.zeros(4), jnp.zeros(())))
+
+
+def test_truncated_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "model"
+    storage.save(path, random_ising(0, 5))
+    whole = path.read_bytes()
+    for broken in (whole[: len(whole) // 2], b"", b"not a model"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="not a whole probjax file"):
+            storage.load(path)
+    np.savez(path.with_suffix(".npz"), weights=np.ones(3))
+    with pytest.raises(ValueError, match="not a whole probjax file"):
+        storage.load(path.with_suffix(".npz"))
+    np.savez(path.with_suffix(".npz"), structure=np.array('{"format": "other"}'))
+    with pytest.raises(ValueError, match="format"):
+        storage.load(path.with_suffix(".npz"))
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "model"
+    storage.save(path, random_ising(0, 3))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="cannot save a function"):
+        storage.save(path, {"energy": ising.energy})
+    with pytest.raises((ValueError, TypeError)):
+        storage.save(path, {"object": np.array([{}], dtype=object)})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_file_cannot_name_code_to_run(tmp_path):
+    def forged(name):
+        node = f'{{"format": "probjax 1", "tree": {{"record": "{name}", "fields": {{}}}}}}'
+        np.savez(tmp_path / "forged.npz", structure=np.array(node))
+        return tmp_path / "forged.npz"
+
+    with pytest.raises(ValueError, match="pass like="):
+        storage.load(forged("os:getcwd"))
+    with pytest.raises(ValueError, match="no record"):
+        storage.load(forged("probjax.storage:os.getcwd"))

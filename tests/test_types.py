@@ -1,0 +1,77 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from probjax.types import closed_form, closed_forms, float_dtype, holds, recipe, static
+
+
+@recipe
+class Knobs:
+    step: float
+    extra: tuple = ()
+    count: int = static(default=1)
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError("count must be at least 1")
+
+
+def test_numbers_become_floats_and_tracers_pass():
+    assert isinstance(Knobs(1).step, float)
+    jax.jit(lambda step: Knobs(step).step + 1)(2.0)
+
+
+def test_own_checks_still_run():
+    with pytest.raises(ValueError, match="at least 1"):
+        Knobs(1.0, count=0)
+
+
+def test_static_fields_are_part_of_the_program_and_others_are_not():
+    traced = []
+
+    @jax.jit
+    def use(knobs):
+        traced.append(knobs.count)
+        return knobs.step * knobs.count
+
+    for knobs in (Knobs(1), Knobs(2.0), Knobs(3.5), Knobs(1.0, count=2)):
+        use(knobs)
+    assert traced == [1, 2]
+
+
+def test_recipes_compare_by_value_and_are_not_hashed():
+    assert Knobs(1.0, (jnp.ones(2),)) == Knobs(1, (jnp.ones(2),))
+    assert Knobs(1.0, (jnp.ones(2),)) != Knobs(1, (jnp.zeros(2),))
+    assert Knobs(1.0) != 1.0
+    with pytest.raises(TypeError):
+        hash(Knobs(1.0))
+
+
+def test_recipes_are_frozen():
+    with pytest.raises(AttributeError):
+        Knobs(1.0).step = 2.0
+
+
+def test_unknown_closed_forms_are_refused():
+    with pytest.raises(ValueError, match=r"flip_gaps.*got \['gradient'\]"):
+        closed_form(gradient=jnp.sin)
+    assert closed_forms(jnp.sin) == {}
+
+
+def test_holds_looks_at_concrete_values_also_inside_a_trace():
+    unknown = jnp.full(2, jnp.nan)
+    seen = []
+
+    @jax.jit
+    def inside(x):
+        seen.append(holds(jnp.isfinite, (x, unknown)))
+        seen.append(holds(jnp.isfinite, x))
+        return x
+
+    inside(jnp.nan)
+    assert seen == [False, True]
+
+
+def test_float_dtype_ignores_integers():
+    assert float_dtype((jnp.ones(1, jnp.float16), jnp.ones(1, int))) == jnp.float16
+    assert float_dtype(()) == jnp.float32
