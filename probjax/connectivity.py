@@ -5,8 +5,9 @@ library needs of them is their gap,
 
     gap = E(x) - E(x') + log g(x|x') - log g(x'|x),
 
-so that exp(gap / 2) is the rate of flow from x to x'. Neighbours that are all visited have
-weight 1 and are summed; neighbours that are drawn have weight 1/k and are averaged.
+so that exp(gap / 2) is the rate of flow from x to x'. Neighbours that are all visited
+have weight 1 and are summed; neighbours that are drawn have weight 1/k and are
+averaged.
 
 Reference: thesis, "Choosing the Connectivity Function g", "Sampling the Connectivity
 Function g_ij" and the appendix "MPF objective function for an Ising model".
@@ -108,7 +109,7 @@ class GaussianSteps:
 
 
 @recipe
-class Union:
+class Joined:
     """The neighbours of every member together, a state reached twice counted twice."""
 
     members: tuple[Connectivity, ...]

@@ -1,13 +1,14 @@
-"""Ways down: limited-memory BFGS, its proximal form, and any optax transformation.
+"""Ways down: limited-memory BFGS, and any optax transformation.
 
-A method has two functions: `start` places a state at a point, `tick` works on it once. A
-tick of `QuasiNewton` is one evaluation of the loss, whether or not it ends a line search,
-so that batches of fits under `vmap` do not wait for each other's searches. All states
-expose `point`, `value`, `gradient`, `accepted` (this tick counts as a step) and `stalled`
-(no tick will get further).
+A method has two functions: `start` places a state at a point, `tick` works on it once.
+A tick of `QuasiNewton` is one evaluation of the loss, whether or not it ends a line
+search, so that batches of fits under `vmap` do not wait for each other's searches. All
+states expose `point`, `value`, `gradient`, `accepted` (this tick counts as a step) and
+`stalled` (no tick will get further).
 
-Reference: Nocedal (1980); Hager and Zhang (2005) for the line search's second condition;
-Stella, Themelis, Sopasakis and Patrinos (2017) for the proximal form.
+Reference: Nocedal, "Updating quasi-Newton matrices with limited storage" (1980); Hager
+and Zhang, "A new conjugate gradient method with guaranteed descent" (2005), for the
+line search where the loss is flat to rounding.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from probjax.types import (
     Array,
     Data,
     Float,
-    Penalty,
     PyTree,
     Scalar,
     float_dtype,
@@ -67,7 +66,9 @@ def remember(memory: Memory, step: Vector, change: Vector) -> Memory:
     tiny = jnp.finfo(step.dtype).eps * jnp.linalg.norm(step) * jnp.linalg.norm(change)
 
     def push(slots, new):
-        return jnp.where(curvature > tiny, jnp.roll(slots, -1, 0).at[-1].set(new), slots)
+        return jnp.where(
+            curvature > tiny, jnp.roll(slots, -1, 0).at[-1].set(new), slots
+        )
 
     return Memory(
         push(memory.steps, step),
@@ -137,9 +138,9 @@ class QuasiNewtonState(NamedTuple):
 class QuasiNewton:
     """L-BFGS with a bracketing line search that is at home in float32.
 
-    A length is accepted if the loss falls enough and its slope has risen enough (the weak
-    Wolfe conditions). Where the fall drowns in rounding, the slope alone decides. Losses
-    that are not finite count as too long a step.
+    A length is accepted if the loss falls enough and its slope has risen enough (the
+    weak Wolfe conditions). Where the fall drowns in rounding, the slope alone decides.
+    Losses that are not finite count as too long a step.
     """
 
     memory_size: int = static(default=20)
@@ -187,8 +188,8 @@ class QuasiNewton:
             return _search(there, -inverse_hessian(memory, gradient))
 
         def narrow():
-            near = _choose(too_long, state.near, seen)
-            far = _choose(too_long, seen, state.far)
+            near = choose(too_long, state.near, seen)
+            far = choose(too_long, seen, state.far)
             going = state._replace(
                 accepted=jnp.asarray(False),
                 near=near,
@@ -196,7 +197,7 @@ class QuasiNewton:
                 length=_next_length(near, far),
                 tries=state.tries + 1,
             )
-            return _choose(going.tries < _MAX_TRIES, going, self._give_up(going))
+            return choose(going.tries < _MAX_TRIES, going, self._give_up(going))
 
         return jax.lax.cond(first | ~(too_long | too_short), accept, narrow)
 
@@ -261,162 +262,9 @@ def _next_length(near, far):
     return jnp.where(jnp.isfinite(far.length), inside, 4 * near.length)
 
 
-def _choose(condition, first, second):
+def choose(condition: Array, first: PyTree, second: PyTree) -> PyTree:
+    """`first` where `condition` holds and else `second`, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
-
-
-class ProximalState(NamedTuple):
-    """Where `Proximal` is: `point` minimises a model of the loss around `base`."""
-
-    point: Vector
-    value: Scalar
-    """Loss and penalty at `point`."""
-    gradient: Vector
-    """A subgradient of loss plus penalty at `point`."""
-    accepted: Array
-    stalled: Array
-    base: Vector
-    residual: Vector
-    """base - point."""
-    envelope: Scalar
-    """The forward-backward envelope at `base`, which every tick lowers."""
-    direction: Vector
-    memory: Memory
-    step: Scalar
-    """The step of the proximal map, shortened until it suits the loss."""
-
-    @property
-    def evaluated(self) -> Vector:
-        """Where `value` and `gradient` are."""
-        return self.point
-
-
-@recipe
-class Proximal:
-    """Quasi-Newton descent on the forward-backward envelope (PANOC): zeros are zeros.
-
-    With point(x) = prox_h(x - t grad f(x), t), the minima of f + h are the roots of
-    x - point(x), and those of the smooth envelope
-
-        f(x) - grad f(x).r + r.r / 2t + h(x - r),   r = x - point(x),
-
-    along which an L-BFGS direction for the root is searched, the plain proximal step being
-    always good enough. The points returned are outcomes of the proximal map.
-    """
-
-    penalty: Penalty
-    unravel: Callable[[Vector], PyTree] = static()
-    memory_size: int = static(default=20)
-
-    def start(self, point: Vector, state: Any = None) -> ProximalState:
-        one = jnp.ones((), point.dtype)
-        still = jnp.zeros_like(point)
-        return ProximalState(
-            point=point,
-            value=jnp.inf * one,
-            gradient=still,
-            accepted=jnp.asarray(False),
-            stalled=jnp.asarray(False),
-            base=point,
-            residual=still,
-            envelope=jnp.inf * one,
-            direction=still,
-            memory=forget(self.memory_size, point),
-            step=one,
-        )
-
-    def tick(self, problem: Problem, state: ProximalState) -> ProximalState:
-        found = self._search(problem, state)
-        first = jnp.isinf(state.envelope)
-        memory = remember(
-            state.memory, found.base - state.base, found.residual - state.residual
-        )
-        step, there = self._shorten(problem, state.step, found)
-        memory = _choose(
-            step < state.step, forget(self.memory_size, found.base), memory
-        )
-        value, slope = there.value_at_point, there.gradient_at_point
-        subgradient = slope - found.gradient + there.residual / step
-        return ProximalState(
-            point=there.point,
-            value=value + self.penalty.value(self.unravel(there.point)),
-            gradient=subgradient,
-            accepted=~first,
-            stalled=~jnp.isfinite(there.envelope)
-            | (~first & jnp.all(found.base == state.base)),
-            base=found.base,
-            residual=there.residual,
-            envelope=there.envelope,
-            direction=-inverse_hessian(memory, there.residual),
-            memory=memory,
-            step=step,
-        )
-
-    def _search(self, problem, state):
-        """The first base along the path from the proximal point to the direction."""
-        goal = state.residual @ state.residual * (0.05 / 4) / state.step
-        rounding = 10 * jnp.finfo(goal.dtype).eps * jnp.abs(state.envelope)
-
-        def look(share):
-            base = state.point + share * (state.direction + state.residual)
-            value, gradient = problem.evaluate(base)
-            return self._model(base, value, gradient, state.step)
-
-        def unfit(carry):
-            share, base = carry
-            fits = base.envelope <= state.envelope - goal + rounding
-            return ~fits & (share > 0)
-
-        def shrink(carry):
-            share = jnp.where(carry[0] > 1e-3, carry[0] / 2, 0)
-            return share, look(share)
-
-        one = jnp.ones_like(goal)
-        return jax.lax.while_loop(unfit, shrink, (one, look(one)))[1]
-
-    def _shorten(self, problem, step, base):
-        """Halve the step until the quadratic model lies above the loss."""
-
-        def look(step):
-            there = self._model(base.base, base.value, base.gradient, step)
-            value, gradient = problem.evaluate(there.point)
-            return there._replace(value_at_point=value, gradient_at_point=gradient)
-
-        def crossed(carry):
-            step, there = carry
-            square = there.residual @ there.residual
-            model = base.value - base.gradient @ there.residual + 0.475 * square / step
-            rounding = 10 * jnp.finfo(step.dtype).eps * jnp.abs(base.value)
-            return ~(there.value_at_point <= model + rounding) & (step > 1e-12)
-
-        def halve(carry):
-            return carry[0] / 2, look(carry[0] / 2)
-
-        return jax.lax.while_loop(crossed, halve, (step, look(step)))
-
-    def _model(self, base, value, gradient, step):
-        target = self.unravel(base - step * gradient)
-        near = self.penalty.prox(target, step)
-        point = ravel_pytree(near)[0]
-        residual = base - point
-        envelope = (
-            value
-            - gradient @ residual
-            + residual @ residual / (2 * step)
-            + self.penalty.value(near)
-        )
-        return _Model(base, value, gradient, point, residual, envelope, value, gradient)
-
-
-class _Model(NamedTuple):
-    base: Vector
-    value: Scalar
-    gradient: Vector
-    point: Vector
-    residual: Vector
-    envelope: Scalar
-    value_at_point: Scalar
-    gradient_at_point: Vector
 
 
 class OptaxState(NamedTuple):
@@ -435,7 +283,7 @@ class OptaxState(NamedTuple):
 
 @recipe
 class Optax:
-    """One update of an optax optimizer a tick, given all that any of them may ask for."""
+    """One update of an optax optimizer a tick, given all it may ask for."""
 
     optimizer: optax.GradientTransformation = static()
 
@@ -464,6 +312,4 @@ class Optax:
         point = optax.apply_updates(state.point, updates)
         accepted = jnp.asarray(True)
         stalled = ~jnp.isfinite(value)
-        return OptaxState(
-            point, state.point, value, gradient, accepted, stalled, inner
-        )
+        return OptaxState(point, state.point, value, gradient, accepted, stalled, inner)

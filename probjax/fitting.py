@@ -19,8 +19,11 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from probjax.batches import Batches, deal, next_batch, put, shuffle, take
 from probjax.data import as_data, num_rows
-from probjax.descent import Optax, Problem, Proximal, QuasiNewton
+from probjax.descent import Optax, Problem, QuasiNewton
+from probjax.proximal import Proximal
+from probjax.rows import loss_over_rows, scaled
 from probjax.types import (
     Array,
     Chart,
@@ -95,26 +98,27 @@ def fit(
 ) -> Fit:
     """Minimise `objective` over `data`, starting from `params`.
 
-    By default L-BFGS descends until `gradient_norm` is below `tolerance`, and begins anew
-    in every round. A warning in words is given when a fit of one round ends short of it.
+    By default L-BFGS descends until `gradient_norm` is below `tolerance`, and begins
+    anew in every round. A fit of one round that ends short of it warns in words.
 
     Args:
+        data: rows, or a `Data` of rows with weights.
         optimizer: an optax optimizer in place of L-BFGS; build it once, as optax
             transformations compare by identity. It keeps its state across rounds.
         penalty: a term to add. With one that is not smooth the default becomes a
             proximal quasi-Newton method, and zeros are exact zeros.
-        chart: the coordinates in which descent happens, such as `ising.centred(data)`.
+        chart: the coordinates in which descent happens, as `ising.centred(data)`.
         num_rounds: how often the objective is refreshed.
         steps_per_round: the most steps between refreshes.
         tolerance: 1e-5 in float32 and 1e-8 in float64 if None.
-        batch_size: rows per step, for an `optimizer`. A round deals out the rows that its
-            steps will visit, refreshes the context of those, and passes over them in
-            shuffled batches.
-        chunk_size: rows whose gradients are computed at a time; bounds memory and changes
-            nothing else.
+        batch_size: rows per step, for an `optimizer`. A round deals out the rows that
+            its steps will visit, refreshes the context of those alone, and passes over
+            them in shuffled batches.
+        chunk_size: rows whose gradients are computed at a time. Bounds the memory
+            needed and changes nothing else.
         stop: `stop(progress, data) -> bool`, compiled and asked after every step.
-        callback: called with a `Progress` on the host every `callback_every` steps and at
-            the end of each round; the fit ends if it returns True.
+        callback: called with a `Progress` on the host every `callback_every` steps and
+            at the end of each round; the fit ends if it returns True.
 
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
@@ -172,7 +176,8 @@ class Run(NamedTuple):
     method: PyTree
     """The state of the descent."""
     context: Context
-    batches: "Batches"
+    batches: Batches | tuple[()]
+    """() if every step sees all rows."""
     losses: Array
     """NaN from `step` on."""
     round: Array
@@ -217,10 +222,16 @@ def _start(plan, key, params, data):
     count = plan.num_rounds * plan.steps_per_round
     kind = float_dtype(params)
     zero, no = jnp.asarray(0), jnp.asarray(False)
+    batches = ()
+    init_key, deck_key = jax.random.split(jax.random.fold_in(key, 0))
+    if plan.batch_size is not None:
+        batches = shuffle(
+            deck_key, num_rows(data), plan.batch_size, plan.steps_per_round
+        )
     return Run(
         method=space.method.start(space.point(params)),
-        context=plan.objective.init(jax.random.fold_in(key, 0), params, data),
-        batches=_shuffle_deck(plan, key, num_rows(data)),
+        context=plan.objective.init(init_key, params, data),
+        batches=batches,
         losses=jnp.full(count, jnp.nan, kind),
         round=zero - 1,
         step=zero,
@@ -234,17 +245,17 @@ def _start(plan, key, params, data):
 def _begin_round(plan, key, run, params, data):
     space = _space(plan, params)
     number = run.round + 1
-    deal_key, refresh_key = jax.random.split(jax.random.fold_in(key, number + 1))
+    deal_key, refresh_key, _ = _round_keys(key, number)
     current = space.params(run.method.point)
     refresh = partial(plan.objective.refresh, refresh_key, current)
     batches = run.batches
     if plan.batch_size is None:
         context = refresh(data, run.context)
     else:
-        batches = _deal(deal_key, batches)
-        mine = _take(run.context.rows, batches.rows)
-        new = refresh(_take(data, batches.rows), run.context._replace(rows=mine))
-        rows = _put(run.context.rows, batches.rows, new.rows)
+        batches = deal(deal_key, batches)
+        mine = take(run.context.rows, batches.rows)
+        new = refresh(take(data, batches.rows), run.context._replace(rows=mine))
+        rows = put(run.context.rows, batches.rows, new.rows)
         context = Context(rows, new.shared)
     return run._replace(
         method=space.method.start(run.method.point, run.method),
@@ -259,7 +270,7 @@ def _begin_round(plan, key, run, params, data):
 def _advance(plan, key, run, params, data, limit):
     """Descend until the round ends or has taken `limit` steps."""
     space = _space(plan, params)
-    shuffle_key = jax.random.fold_in(jax.random.fold_in(key, run.round + 1), 1)
+    _, _, shuffle_key = _round_keys(key, run.round)
 
     def busy(run):
         return ~run.ended & ~run.stopped & (run.round_step < limit)
@@ -267,9 +278,9 @@ def _advance(plan, key, run, params, data, limit):
     def tick(run):
         rows, context, batches = data, run.context, run.batches
         if plan.batch_size is not None:
-            batches, chosen = _next_batch(shuffle_key, batches, run.round_step)
-            rows = _take(data, chosen)
-            context = context._replace(rows=_take(context.rows, chosen))
+            batches, chosen = next_batch(shuffle_key, batches, run.round_step)
+            rows = take(data, chosen)
+            context = context._replace(rows=take(context.rows, chosen))
         method = space.method.tick(_problem(plan, space, rows, context), run.method)
         norm = space.gradient_norm(method)
         steps = jnp.where(method.accepted, 1, 0)
@@ -291,6 +302,11 @@ def _advance(plan, key, run, params, data, limit):
         return run._replace(stopped=method.accepted & rule)
 
     return jax.lax.while_loop(busy, tick, run)
+
+
+def _round_keys(key, number):
+    """A round's keys: to deal rows, to refresh, and to shuffle batches."""
+    return jax.random.split(jax.random.fold_in(key, number + 1), 3)
 
 
 _run_jit = jax.jit(_run)
@@ -322,9 +338,11 @@ def _space(plan, params):
     if plan.optimizer is not None:
         return Space(Optax(plan.optimizer), forward, inverse)
     unravel = ravel_pytree(forward(params))[1]
-    smooth = plan.penalty is None or plan.penalty.smooth
+    method = QuasiNewton()
+    if plan.penalty is not None and not plan.penalty.smooth:
+        method = Proximal(plan.penalty, unravel)
     return Space(
-        QuasiNewton() if smooth else Proximal(plan.penalty, unravel),
+        method,
         lambda params: ravel_pytree(forward(params))[0],
         lambda point: inverse(unravel(point)),
     )
@@ -345,7 +363,9 @@ def _problem(plan, space, data, context):
 
     def evaluate(point):
         params, pull = jax.vjp(space.params, point)
-        over_rows = _over_rows(plan, params, data, context.rows)
+        over_rows = loss_over_rows(
+            plan.objective, params, data, context.rows, chunk_size=plan.chunk_size
+        )
         total = jax.tree.map(jnp.add, over_rows, jax.value_and_grad(beside)(params))
         return total[0].astype(float_dtype(params)), pull(total[1])[0]
 
@@ -353,109 +373,8 @@ def _problem(plan, space, data, context):
     def loss(point):
         return evaluate(point)[0]
 
-    loss.defvjp(evaluate, lambda gradient, scale: (_scaled(scale, gradient),))
+    loss.defvjp(evaluate, lambda gradient, scale: (scaled(scale, gradient),))
     return Problem(evaluate, loss, data)
-
-
-def _over_rows(plan, params, data, context):
-    """`reduce` over the rows, and its gradient in the parameters, chunk by chunk."""
-    objective, count = plan.objective, num_rows(data)
-    weights = data.weights
-    if weights is None:
-        weights = jnp.ones(count, float_dtype(params))
-
-    def part(params, x, weights, context):
-        values = jax.vmap(objective.row, (None, 0, 0))(params, x, context)
-        return objective.reduce(values, weights)
-
-    part = jax.value_and_grad(part)
-    size = plan.chunk_size
-    if size is None or size >= count:
-        return part(params, data.x, weights, context)
-
-    def add(i, total):
-        # The last chunk reaches back over rows already counted, which weigh nothing.
-        start = jnp.minimum(i * size, count - size)
-        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        x, mine, rows = jax.tree.map(cut, (data.x, weights, context))
-        mine = jnp.where(start + jnp.arange(size) >= i * size, mine, 0)
-        value, gradient = part(params, x, mine, rows)
-        return _merged(objective.reduce, total, (value, gradient, mine.sum()))
-
-    nothing = jnp.zeros((), weights.dtype)
-    total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
-    return jax.lax.fori_loop(0, -(-count // size), add, total)[:2]
-
-
-def _merged(reduce, first, second):
-    """Two chunks' value, gradient and weight as one: see `Objective.reduce`."""
-    values, gradients, weights = zip(first, second, strict=True)
-    weights = jnp.stack(weights)
-    value, shares = jax.value_and_grad(reduce)(jnp.stack(values), weights)
-    parts = zip(shares, gradients, strict=True)
-    summed = jax.tree.map(jnp.add, *(_scaled(share, part) for share, part in parts))
-    return value, summed, weights.sum()
-
-
-def _scaled(scale, tree):
-    return jax.tree.map(lambda leaf: scale * leaf, tree)
-
-
-class Batches(NamedTuple):
-    """Rows dealt out like cards: to each round a hand, to each of its steps a batch."""
-
-    deck: Array
-    """All rows in shuffled order, as `(batch, row)`; a few may be left over."""
-    dealt: Array
-    """Batches of the deck that rounds have had."""
-    hand: Array
-    """This round's batches."""
-
-    @property
-    def rows(self) -> Array:
-        """The rows this round visits."""
-        return self.hand.ravel()
-
-
-def _shuffle_deck(plan, key, count):
-    size = plan.batch_size
-    if size is None:
-        return ()
-    number = count // size
-    deck = jax.random.permutation(key, count)[: number * size].reshape(number, size)
-    hand = deck[: min(plan.steps_per_round, number)]
-    return Batches(deck, jnp.asarray(0), hand)
-
-
-def _deal(key, batches):
-    """The next round's hand, from the deck or, if too few are left, a new one."""
-    deck, dealt, hand = batches
-    short = dealt + len(hand) > len(deck)
-    deck = jax.lax.cond(short, lambda: _shuffled(key, deck), lambda: deck)
-    dealt = jnp.where(short, 0, dealt)
-    hand = jax.lax.dynamic_slice_in_dim(deck, dealt, len(hand))
-    return Batches(deck, dealt + len(hand), hand)
-
-
-def _next_batch(key, batches, step):
-    """The step's batch; the hand is shuffled anew for every pass over it."""
-    place = step % len(batches.hand)
-    again = (place == 0) & (step > 0)
-    mix = partial(_shuffled, jax.random.fold_in(key, step), batches.hand)
-    hand = jax.lax.cond(again, mix, lambda: batches.hand)
-    return batches._replace(hand=hand), hand[place]
-
-
-def _shuffled(key, batches):
-    return jax.random.permutation(key, batches.ravel()).reshape(batches.shape)
-
-
-def _take(tree, rows):
-    return jax.tree.map(lambda leaf: leaf[rows], tree)
-
-
-def _put(tree, rows, values):
-    return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), tree, values)
 
 
 def _progress(plan, run, params):
@@ -468,9 +387,9 @@ def _finish(plan, run, params):
     losses = run.losses
     if is_concrete(run):
         losses = losses[: int(run.step)]
-        if plan.num_rounds == 1 and plan.optimizer is None:
-            if not (converged or run.stopped):
-                warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)
+        meant_to = plan.num_rounds == 1 and plan.optimizer is None
+        if meant_to and not (converged or run.stopped):
+            warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)
     found = _space(plan, params).params(run.method.point)
     norm = run.gradient_norm
     return Fit(found, losses, converged, norm, run.context, run.method)
@@ -489,7 +408,9 @@ def _shortfall(plan, run):
         return short + "the loss is not finite: check the energy and the starting point"
     if run.method.stalled:
         return short + "rounding lets it fall no further: use float64 or a chart"
-    return short + "allow more steps_per_round, or descend in better coordinates (chart)"
+    return (
+        short + "allow more steps_per_round, or descend in better coordinates (chart)"
+    )
 
 
 def _at_door(objective, params, data):
@@ -519,8 +440,8 @@ def _check(optimizer, penalty, chart, tolerance, batch_size, **counts):
         )
     if tolerance is not None and tolerance < 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance}")
-    if penalty is not None and not penalty.smooth:
-        if optimizer is not None or chart is not None:
-            raise ValueError(
-                "a penalty that is not smooth needs the default optimizer and no chart"
-            )
+    sharp = penalty is not None and not penalty.smooth
+    if sharp and (optimizer is not None or chart is not None):
+        raise ValueError(
+            "a penalty that is not smooth needs the default optimizer and no chart"
+        )

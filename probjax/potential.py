@@ -2,12 +2,12 @@
 
     U(x) = sum_i weights_i * energy_i(args_i, x)
 
-One energy of weight 1 is a model; two, of weights 1 - b and b, are a state of an annealing
-path. The terms and their gradients do not depend on the weights, so a sampler that keeps
-them may move along the path without evaluating anything again.
+One energy of weight 1 is a model; two, of weights 1 - b and b, are a state of an
+annealing path. The terms and their gradients do not depend on the weights, so a sampler
+that keeps them may move along the path without evaluating anything again.
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Potential:
         return jax.tree.map(lambda leaf: _combine(self.weights, list(leaf)), terms)
 
     def flip_gaps(self, x: State) -> Float[Array, " bit"]:
-        """U(x) - U(x with bit n flipped) for every n, in the order of the raveled `x`."""
+        """U(x) - U(x with bit n flipped) for every n, in the order of `ravel(x)`."""
         return self._sum_of_forms("flip_gaps", _flip_gaps, x)
 
     def mirror_gap(self, x: State) -> Scalar:
@@ -87,7 +87,8 @@ def check_energy(energy: Energy, params: Params, x: State) -> None:
 
 def _combine(weights, terms):
     # A plain sum and not a dot product: a constant weight of 1 then costs nothing.
-    return sum(weights[i] * term for i, term in enumerate(terms))
+    weighted = [weights[i] * term for i, term in enumerate(terms)]
+    return reduce(jnp.add, weighted)
 
 
 def _flip_gaps(energy, params, x):

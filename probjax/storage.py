@@ -2,8 +2,8 @@
 
 A file is a NumPy `.npz` with one array per leaf and a description, in JSON, of the tree
 they hang on: dictionaries, lists, tuples, records and recipes. Records and recipes are
-written by name and read back only if they belong to probjax or optax, so that a file can
-name nothing else to import; a tree of your own classes is read back with `like`.
+written by name and read back only if they belong to probjax or optax, so that a file
+can name nothing else to import; a tree of your own classes is read back with `like`.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _TRUSTED = ("probjax", "optax")
 
 
 def save(path: str | os.PathLike, tree: PyTree) -> None:
-    """Write `tree` to `path`; a file that was there stays whole until the new one is."""
+    """Write `tree` to `path`, replacing what was there only when all is written."""
     arrays: list[np.ndarray] = []
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
     leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
@@ -75,7 +75,7 @@ def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
         names = [field.name for field in dataclasses.fields(node)]
         return _describe_record(node, names, arrays)
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return _describe_record(node, node._fields, arrays)
+        return _describe_record(node, getattr(node, "_fields"), arrays)  # noqa: B009
     if isinstance(node, (tuple, list)):
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [_describe(child, arrays) for child in node]}

@@ -1,10 +1,10 @@
 """The kinds of object the library is made of, and the helpers that make them.
 
-A **function** is an energy, a score or a rule; a **recipe** has knobs; a **record** holds
-states and results. `recipe` turns a class into a frozen dataclass that is also a pytree:
-its numbers are traced, its functions and sizes are `static()`, so a recipe can be rebuilt
-in a loop without compiling again. `closed_form` attaches to an energy what is known of it
-beyond its value.
+A **function** is an energy, a score or a rule; a **recipe** has knobs; a **record**
+holds states and results. `recipe` turns a class into a frozen dataclass that is also a
+pytree: its numbers are traced, its functions and sizes are `static()`, so a recipe can
+be rebuilt in a loop without compiling again. `closed_form` attaches to an energy what
+is known of it beyond its value.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 __all__ = [
@@ -60,9 +61,10 @@ def static(**options: Any) -> Any:
 def recipe(cls: Class) -> Class:
     """Make `cls` a frozen dataclass and a pytree that compares by value.
 
-    Fields made with `static()` are compared and hashed with the tree structure; all others
-    are children, traced under `jit`. A Python number in a field annotated `float` becomes
-    a float, so that `1` and `1.0` are the same program; tracers pass untouched.
+    Fields made with `static()` are compared and hashed with the tree structure; all
+    others are children, traced under `jit`. A Python number in a field annotated
+    `float` becomes a float, so that `1` and `1.0` are the same program; tracers pass
+    untouched.
 
     >>> @recipe
     ... class Ladder:
@@ -91,7 +93,7 @@ def recipe(cls: Class) -> Class:
         return form == other_form and all(map(np.array_equal, mine, theirs))
 
     cls.__post_init__ = complete
-    cls.__eq__ = equal
+    cls.__eq__ = equal  # pyright: ignore[reportAttributeAccessIssue]
     cls.__hash__ = None  # pyright: ignore[reportAttributeAccessIssue]
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -129,11 +131,11 @@ def closed_forms(energy: Callable) -> Mapping[str, Callable]:
 
 def is_concrete(tree: PyTree) -> bool:
     """Whether the values in `tree` can be looked at, so that they can be checked."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
-    """Whether `test` is true of all values in `tree`, as far as they can be looked at."""
+    """Whether `test` is true of all values in `tree` that can be looked at."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
     with jax.ensure_compile_time_eval():
         return all(bool(jnp.all(test(jnp.asarray(leaf)))) for leaf in leaves)
@@ -214,8 +216,9 @@ class Objective(Protocol):
     """A loss to be minimised: `reduce` over weighted rows of `row`, plus `rest`.
 
     `refresh` holds all randomness, so within a round the loss is a fixed function of
-    `params`. `reduce(values, weights)` is a weighted mean of some transform of the values,
-    so that blocks of rows combine: it reduces the blocks' results by their total weights.
+    `params`. `reduce(values, weights)` is a weighted mean of some transform of the
+    values, so that blocks of rows combine: it reduces the blocks' results by their
+    total weights.
     """
 
     @property
@@ -236,7 +239,7 @@ class Penalty(Protocol):
     def smooth(self) -> bool: ...
     def value(self, params: Params) -> Scalar: ...
     def prox(self, params: Params, step: Scalar) -> Params:
-        """argmin over q of |q - params|^2 / 2 + step * value(q)."""
+        """Argmin over q of |q - params|^2 / 2 + step * value(q)."""
         ...
 
 

@@ -20,7 +20,9 @@ def plain_energy(params, x):
 def cubic_energy(params, x):
     """Not quadratic, not linear in its parameters, over a tuple of parameters."""
     weight, bias = params
-    return jnp.sum(jnp.log1p((weight @ x) ** 2)) + bias @ x + bias[0] * x[0] * x[1] * x[2]
+    return (
+        jnp.sum(jnp.log1p((weight @ x) ** 2)) + bias @ x + bias[0] * x[0] * x[1] * x[2]
+    )
 
 
 def cubic_params(seed, size):

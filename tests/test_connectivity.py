@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from small_models import cubic_energy, cubic_params
 
-from probjax import AllFlips, BitFlips, GaussianSteps, potential
-from probjax import Union as Joined
+from probjax import AllFlips, BitFlips, GaussianSteps, Joined, potential
 from probjax.connectivity import binary
 
 X = jnp.array([0.0, 1.0, 1.0])
@@ -24,9 +23,7 @@ def test_all_flips_is_the_opposite_state():
 def test_union_lists_the_neighbours_of_all_members(key):
     joined = Joined((AllFlips(), BitFlips()))
     found = joined.states(X, joined.draw(key, MODEL, X))
-    np.testing.assert_array_equal(
-        found.x, [[1, 0, 0], [1, 1, 1], [0, 0, 1], [0, 1, 0]]
-    )
+    np.testing.assert_array_equal(found.x, [[1, 0, 0], [1, 1, 1], [0, 0, 1], [0, 1, 0]])
     np.testing.assert_array_equal(found.weight, np.ones(4))
 
 

@@ -183,6 +183,21 @@ def test_minibatches_within_a_round_pass_over_all_rows_again_and_again():
     np.testing.assert_allclose(seen.params, 3 / 4 * np.ones(12), rtol=1e-5)
 
 
+def test_rows_that_fill_no_batch_have_their_turn_after_the_next_shuffle():
+    seen = fit(
+        jax.random.key(0),
+        Linear(),
+        jnp.zeros(10),
+        jnp.eye(10),
+        optimizer=optax.sgd(-1.0),
+        batch_size=4,
+        num_rounds=20,
+        steps_per_round=2,
+    )
+    assert seen.params.min() > 0
+    np.testing.assert_allclose(seen.params.sum(), 40, rtol=1e-5)
+
+
 def test_a_round_refreshes_only_the_rows_its_steps_will_visit():
     found = fit(
         jax.random.key(0),
@@ -330,7 +345,9 @@ def test_float32_and_float64_agree(key):
         )
         assert double.params.coupling.dtype == jnp.float64
         assert double.gradient_norm < 1e-8
-    np.testing.assert_allclose(single.params.coupling, double.params.coupling, atol=1e-3)
+    np.testing.assert_allclose(
+        single.params.coupling, double.params.coupling, atol=1e-3
+    )
 
 
 def test_params_of_float32_stay_so_where_float64_is_allowed(x64, key):

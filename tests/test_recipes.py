@@ -6,9 +6,18 @@ import jax.numpy as jnp
 import pytest
 from small_models import random_ising
 
-from probjax import L1, L2, MPF, AllFlips, BitFlips, GaussianSteps, PseudoLikelihood
-from probjax import Union as Joined
-from probjax import ising, potential
+from probjax import (
+    L1,
+    L2,
+    MPF,
+    AllFlips,
+    BitFlips,
+    GaussianSteps,
+    Joined,
+    PseudoLikelihood,
+    ising,
+    potential,
+)
 
 EVERYTHING = BitFlips(), AllFlips(), GaussianSteps(0.5, num_draws=3)
 CONNECTIVITIES = [*EVERYTHING, Joined(EVERYTHING)]
@@ -47,7 +56,9 @@ def test_connectivity_keeps_its_contract(connectivity, dtype, x64, key):
     count = len(gaps.gap)
     chex.assert_shape([neighbours.x], (count, 4))
     chex.assert_shape([neighbours.log_ratio, neighbours.weight, *gaps], (count,))
-    assert {leaf.dtype for leaf in jax.tree.leaves((neighbours, gaps))} == {jnp.dtype(dtype)}
+    assert {leaf.dtype for leaf in jax.tree.leaves((neighbours, gaps))} == {
+        jnp.dtype(dtype)
+    }
     generic = model(x) - jax.vmap(model)(neighbours.x) + neighbours.log_ratio
     chex.assert_trees_all_close(gaps.gap, generic, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_close(gaps.weight, neighbours.weight)

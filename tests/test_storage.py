@@ -85,7 +85,9 @@ def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path):
 
 def test_a_file_cannot_name_code_to_run(tmp_path):
     def forged(name):
-        node = f'{{"format": "probjax 1", "tree": {{"record": "{name}", "fields": {{}}}}}}'
+        node = (
+            f'{{"format": "probjax 1", "tree": {{"record": "{name}", "fields": {{}}}}}}'
+        )
         np.savez(tmp_path / "forged.npz", structure=np.array(node))
         return tmp_path / "forged.npz"
 

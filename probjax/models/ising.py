@@ -2,11 +2,12 @@
 
     E(x) = x'Jx = sum_i J_ii x_i + 2 sum_(i<j) J_ij x_i x_j,   J symmetric
 
-Biases are on the diagonal. Parameters hold each J_ij once, so J cannot become asymmetric,
-and may be restricted to the edges of a graph. Flipping bit n, with J_nn its bias, changes
-the energy by E(x) - E(x') = 2 (2 x_n - 1) (Jx)_n - J_nn.
+Biases are on the diagonal. Parameters hold each J_ij once, so J cannot become
+asymmetric, and may be restricted to the edges of a graph. Flipping bit n, with J_nn its
+bias, changes the energy by E(x) - E(x') = 2 (2 x_n - 1) (Jx)_n - J_nn.
 
-Reference: thesis, "Ising Model" and appendix "MPF objective function for an Ising model".
+Reference: thesis, "Ising Model" and appendix "MPF objective function for an Ising
+model".
 """
 
 from collections.abc import Iterable
@@ -119,7 +120,7 @@ def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
 
 @closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """x'Jx of one state of 0s and 1s."""
+    """X'Jx of one state of 0s and 1s."""
     _check_size(params, x)
     return x @ coupling_matrix(params) @ x
 

@@ -1,14 +1,14 @@
 """Minimum probability flow: learning without the partition function.
 
-Dynamics that would carry the data distribution to the model's are begun and not run: the
-loss is the initial flow of probability out of the data,
+Dynamics that would carry the data distribution to the model's are begun and not run:
+the loss is the initial flow of probability out of the data,
 
     K = (1/|D|) sum_(x in D) sum_(x' ~ x) exp((E(x) - E(x') + log_ratio) / 2),
 
-over rows with multiplicity and the neighbours x' of each. What is minimised is log K: the
-same minimiser, still convex if the energy is linear in its parameters, and finite from any
-start. Flow between data states is kept: its gradient cancels in pairs at the truth, so the
-estimator stays consistent.
+over rows with multiplicity and the neighbours x' of each. What is minimised is log K:
+the same minimiser, still convex if the energy is linear in its parameters, and finite
+from any start. Flow between data states is kept: its gradient cancels in pairs at the
+truth, so the estimator stays consistent.
 
 Reference: thesis, chapter "Minimum Probability Flow", eq. Kfinal; Sohl-Dickstein,
 Battaglino and DeWeese, PRL 107, 220601 (2011).
@@ -36,7 +36,7 @@ def MPF(energy: Energy, *, connectivity: Connectivity = BitFlips()) -> GapObject
 
 
 def log_flow(gaps: Gaps) -> Scalar:
-    """log of the flow out of one state, log sum_k weight_k exp(gap_k / 2)."""
+    """Log of the flow out of one state, log sum_k weight_k exp(gap_k / 2)."""
     return log_sum_exp(gaps.gap / 2, gaps.weight)
 
 

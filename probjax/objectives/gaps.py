@@ -1,8 +1,9 @@
 """One objective over the gaps between states and their neighbours.
 
-With gap = E(x) - E(x') + log_ratio for the neighbours x' of x, a row's loss is a function
-of its gaps alone: log sum exp(gap / 2) for the probability flow, sum softplus(gap) for the
-pseudolikelihood. `MPF` and `PseudoLikelihood` are its named constructors.
+With gap = E(x) - E(x') + log_ratio for the neighbours x' of x, a row's loss is a
+function of its gaps alone: log sum exp(gap / 2) for the probability flow, sum
+softplus(gap) for the pseudolikelihood. `MPF` and `PseudoLikelihood` are its named
+constructors.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from probjax.types import (
 
 @recipe
 class GapObjective:
-    """`reduce` over rows of `score` of the gaps to the neighbours under `connectivity`."""
+    """`reduce` over rows of `score` of the gaps to their neighbours."""
 
     energy: Energy = static()
     connectivity: Connectivity

@@ -1,12 +1,12 @@
 """Objectives that compare a state with its neighbours site by site.
 
-Pseudolikelihood replaces the likelihood by the product of every unit's conditional given
-all others. With gap_n = E(x) - E(x with bit n flipped),
+Pseudolikelihood replaces the likelihood by the product of every unit's conditional
+given all others. With gap_n = E(x) - E(x with bit n flipped),
 
     -log p(x_n | rest) = log(1 + exp(gap_n)) = softplus(gap_n),
 
-so it is the logistic loss on the same gaps whose exponential is the probability flow. All
-conditionals share the parameters of one energy, hence symmetric or joint
+so it is the logistic loss on the same gaps whose exponential is the probability flow.
+All conditionals share the parameters of one energy, hence symmetric or joint
 pseudolikelihood.
 
 Reference: Besag (1975); thesis, introduction, "Pseudolikelihood".

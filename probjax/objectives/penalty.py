@@ -55,4 +55,5 @@ def _each(function, params, weights):
 
 
 def _total(function, params, weights):
-    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(_each(function, params, weights)))
+    leaves = jax.tree.leaves(_each(function, params, weights))
+    return jnp.stack([jnp.sum(leaf) for leaf in leaves]).sum()

@@ -1,8 +1,8 @@
 """How the values of rows become one loss.
 
-Both reductions are a weighted mean of a transform of the values (the identity, or exp), so
-a reduction of blocks by their total weights equals the reduction of all their rows. That is
-what lets `fit` cut data into chunks with exact gradients.
+Both reductions are a weighted mean of a transform of the values (the identity, or exp),
+so a reduction of blocks by their total weights equals the reduction of all their rows.
+That is what lets `fit` cut data into chunks with exact gradients.
 """
 
 import jax

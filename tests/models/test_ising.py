@@ -25,7 +25,10 @@ def test_energy_is_the_quadratic_form_with_pairs_counted_twice():
     params = random_ising(0, SIZE)
     expected = [
         sum(params.bias[i] * x[i] for i in range(SIZE))
-        + 2 * sum(c * x[i] * x[j] for c, (i, j) in zip(params.coupling, pairs()))
+        + 2
+        * sum(
+            c * x[i] * x[j] for c, (i, j) in zip(params.coupling, pairs(), strict=True)
+        )
         for x in np.asarray(states())
     ]
     found = jax.vmap(ising.energy, (None, 0))(params, states())

@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +11,12 @@ from probjax import (
     BitFlips,
     Data,
     GaussianSteps,
+    Joined,
     PseudoLikelihood,
     exact,
     flow,
     ising,
 )
-from probjax import Union as Joined
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
 
 SIZE = 5
@@ -78,8 +79,7 @@ def test_gradient_carries_the_half_of_the_exponent(x64):
     params = jax.tree.map(lambda leaf: leaf.astype(float), params)
     key = jax.random.key(0)
     found = jax.grad(lambda p: flow(key, energy, p, rows))(params)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(stated(params))):
-        np.testing.assert_allclose(left, right, rtol=1e-10)
+    chex.assert_trees_all_close(found, stated(params), rtol=1e-10)
 
 
 def test_flow_is_the_thesis_sum_over_rows_and_flips(key):

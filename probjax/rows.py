@@ -1,0 +1,65 @@
+"""The loss over many rows and its gradient, in chunks that bound memory.
+
+Chunks are exact: `reduce` is a weighted mean of a transform, so two chunks' values
+reduce to the whole's by their weights, and the derivatives of that reduction are the
+shares of the chunks' gradients.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from probjax.data import num_rows
+from probjax.types import Data, Objective, Params, PyTree, Scalar, float_dtype
+
+
+def loss_over_rows(
+    objective: Objective,
+    params: Params,
+    data: Data,
+    context: PyTree,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Scalar, Params]:
+    """`objective.reduce` over the rows, and its gradient in the parameters."""
+    count, weights = num_rows(data), data.weights
+    if weights is None:
+        weights = jnp.ones(count, float_dtype(params))
+
+    def part(params, x, weights, context):
+        values = jax.vmap(objective.row, (None, 0, 0))(params, x, context)
+        return objective.reduce(values, weights)
+
+    of_chunk = jax.value_and_grad(part)
+    size = chunk_size
+    if size is None or size >= count:
+        return of_chunk(params, data.x, weights, context)
+
+    def add(i, total):
+        # The last chunk reaches back over rows already counted, which weigh nothing.
+        start = jnp.minimum(i * size, count - size)
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        x, mine, rows = jax.tree.map(cut, (data.x, weights, context))
+        mine = jnp.where(start + jnp.arange(size) >= i * size, mine, 0)
+        value, gradient = of_chunk(params, x, mine, rows)
+        return _merged(objective.reduce, total, (value, gradient, mine.sum()))
+
+    nothing = jnp.zeros((), weights.dtype)
+    total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
+    return jax.lax.fori_loop(0, -(-count // size), add, total)[:2]
+
+
+def _merged(reduce, first, second):
+    """Two chunks' value, gradient and weight as one: see `Objective.reduce`."""
+    values, gradients, weights = zip(first, second, strict=True)
+    weights = jnp.stack(weights)
+    value, shares = jax.value_and_grad(reduce)(jnp.stack(values), weights)
+    parts = zip(shares, gradients, strict=True)
+    summed = jax.tree.map(jnp.add, *(scaled(share, part) for share, part in parts))
+    return value, summed, weights.sum()
+
+
+def scaled(scale: Scalar, tree: PyTree) -> PyTree:
+    """`scale` times every leaf."""
+    return jax.tree.map(lambda leaf: scale * leaf, tree)
