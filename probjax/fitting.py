@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
@@ -386,7 +387,8 @@ def _finish(plan, run, params):
     converged = run.gradient_norm < plan.tolerance
     losses = run.losses
     if is_concrete(run):
-        losses = losses[: int(run.step)]
+        # Cut on the host: a slice of jax would be compiled for every length.
+        losses = jnp.asarray(np.asarray(losses)[: int(run.step)])
         meant_to = plan.num_rounds == 1 and plan.optimizer is None
         if meant_to and not (converged or run.stopped):
             warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)

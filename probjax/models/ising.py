@@ -3,8 +3,7 @@
     E(x) = x'Jx = sum_i J_ii x_i + 2 sum_(i<j) J_ij x_i x_j,   J symmetric
 
 Biases are on the diagonal. Parameters hold each J_ij once, so J cannot become
-asymmetric, and may be restricted to the edges of a graph. Flipping bit n, with J_nn its
-bias, changes the energy by E(x) - E(x') = 2 (2 x_n - 1) (Jx)_n - J_nn.
+asymmetric, and may be restricted to the edges of a graph.
 
 Reference: thesis, "Ising Model" and appendix "MPF objective function for an Ising
 model".
@@ -99,16 +98,17 @@ def from_matrix(
 
 def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:
     """The symmetric J of E = x'Jx, biases on its diagonal."""
-    size = len(params.bias)
-    half = jnp.zeros((size, size), params.coupling.dtype)
-    half = half.at[_pairs(size, params.edges)].set(params.coupling, unique_indices=True)
-    return half + half.T + jnp.diag(params.bias)
+    return _pair_matrix(params) + jnp.diag(params.bias)
 
 
 def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
-    """E(x) - E(x with unit n flipped) = 2 (2 x_n - 1) (Jx)_n - J_nn."""
+    """E(x) - E(x with unit n flipped) = (2 x_n - 1) (J_nn + 2 sum_(m != n) J_nm x_m).
+
+    The sum is over the others alone, so that in the gradient one array serves both the
+    couplings and the biases.
+    """
     _check_size(params, x)
-    return (4 * x - 2) * (coupling_matrix(params) @ x) - params.bias
+    return (2 * x - 1) * (params.bias + 2 * _pair_matrix(params) @ x)
 
 
 def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
@@ -145,8 +145,7 @@ def from_spins(
 
 def to_spins(params: Params) -> Spins:
     """The same model written over spins s = 2x - 1; see `Spins` for the signs."""
-    matrix = coupling_matrix(params)
-    coupling = -(matrix - jnp.diag(params.bias)) / 2
+    coupling = -_pair_matrix(params) / 2
     field = coupling.sum(1) - params.bias / 2
     return Spins(coupling, field, params.bias.sum() / 2 - coupling.sum() / 2)
 
@@ -197,7 +196,7 @@ class Centred:
         return Params(params.bias - 2 * self._pull(params), coupling, params.edges)
 
     def _pull(self, params):
-        return (coupling_matrix(params) - jnp.diag(params.bias)) @ self.mean
+        return _pair_matrix(params) @ self.mean
 
 
 def centred(data: Array | Data) -> Centred:
@@ -209,6 +208,14 @@ def centred(data: Array | Data) -> Centred:
     x = jnp.asarray(data.x, jnp.result_type(float))
     mean = jnp.average(x, axis=0, weights=data.weights)
     return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / len(x))))
+
+
+def _pair_matrix(params):
+    """J with a diagonal of zeros."""
+    size = len(params.bias)
+    half = jnp.zeros((size, size), params.coupling.dtype)
+    half = half.at[_pairs(size, params.edges)].set(params.coupling, unique_indices=True)
+    return half + half.T
 
 
 @cache

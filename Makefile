@@ -1,0 +1,34 @@
+# Everything sets itself up in a private .venv; only Python 3.11 or newer is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NAME ?= mpf-cost
+ARGS ?= --quick
+
+.PHONY: demo test slow lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m probjax.cli demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks $(NAME) $(ARGS)
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[all]" --group dev
+	touch $@

@@ -1,0 +1,1 @@
+"""Measurements: one module per quantitative claim, run by `python -m benchmarks NAME`."""

@@ -1,0 +1,40 @@
+"""`python -m benchmarks NAME [--quick] [--data DIR] [--json FILE]`."""
+
+import argparse
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+import benchmarks
+from benchmarks.harness import Options, show, write_json
+
+
+def main() -> None:
+    modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    names = sorted(
+        name.replace("_", "-") for name in modules if name not in ("harness", "__main__")
+    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--quick", action="store_true", help="end within two minutes")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("PROBJAX_DATA"),
+        help="a folder of data sets (or PROBJAX_DATA); what needs none runs without",
+    )
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    given = parser.parse_args()
+    options = Options(given.quick, Path(given.data) if given.data else None)
+    module = importlib.import_module(f"benchmarks.{given.name.replace('-', '_')}")
+    tables = []
+    for table in module.run(options):
+        show(table)
+        tables.append(table)
+    if given.json:
+        write_json(given.json, given.name, options, tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Timing, tables and the JSON they are written to."""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import probjax
+
+
+class Options(NamedTuple):
+    """What the command line asked for."""
+
+    quick: bool
+    data: Path | None
+
+
+class Table(NamedTuple):
+    """A table of figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple]
+    note: str = ""
+
+
+class Timing(NamedTuple):
+    """Seconds of repeated calls."""
+
+    seconds: np.ndarray
+
+    @property
+    def median(self) -> float:
+        """The typical time."""
+        return float(np.median(self.seconds))
+
+
+def time_together(repeats: int, **calls: Callable[[], Any]) -> dict[str, Timing]:
+    """Time the calls in turns, so that what disturbs one disturbs all alike."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    seconds = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(np.array(times)) for name, times in seconds.items()}
+
+
+def ratio(first: Timing, second: Timing) -> float:
+    """The median over turns of how many times longer `first` took."""
+    return float(np.median(first.seconds / second.seconds))
+
+
+@contextmanager
+def count_compilations() -> Iterator[list[float]]:
+    """A list that grows by the seconds of every program compiled meanwhile."""
+    compiled: list[float] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def show(table: Table) -> None:
+    """Print a table in Markdown."""
+    cells = [table.columns, *(tuple(map(_written, row)) for row in table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    lines = [" | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    print(f"\n## {table.title}\n")
+    print("\n".join(f"| {line} |" for line in lines))
+    if table.note:
+        print(f"\n{table.note}")
+    print(flush=True)
+
+
+def _written(value):
+    if isinstance(value, (float, np.floating, jax.Array)):
+        return f"{float(value):.4g}"
+    return str(value)
+
+
+def write_json(path: Path, name: str, options: Options, tables: list[Table]) -> None:
+    """Write the figures with what they were measured on."""
+    device = jax.devices()[0]
+    record = {
+        "benchmark": name,
+        "quick": options.quick,
+        "versions": {
+            "probjax": probjax.__version__,
+            "jax": jax.__version__,
+            "optax": optax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "device": f"{device.platform} {device.device_kind}",
+        "tables": [
+            {
+                "title": table.title,
+                "note": table.note,
+                "rows": [
+                    dict(zip(table.columns, map(_plain, row), strict=True))
+                    for row in table.rows
+                ],
+            }
+            for table in tables
+        ],
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _plain(value):
+    return value if isinstance(value, (int, str, bool)) else float(value)

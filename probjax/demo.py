@@ -1,0 +1,166 @@
+"""The first minute: a spin glass is drawn, forgotten, and learned back from its states.
+
+20,000 exact states of a 10x10 spin glass are fitted by minimum probability flow and by
+pseudolikelihood, neither of which needs the partition function. Because the truth and
+the fits are lattices, everything about them can also be computed exactly, and is.
+
+Reference: thesis, "Two Dimensional Ising Spin Glass".
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from probjax import exact
+from probjax.fitting import fit
+from probjax.models import ising
+from probjax.objectives.flow import MPF
+from probjax.objectives.local import PseudoLikelihood
+from probjax.types import Array
+
+SHAPE, NUM_STATES, VARIANCE = (10, 10), 20_000, 2.5
+
+
+class Outcome(NamedTuple):
+    """How far one fit is from the truth."""
+
+    name: str
+    matrix: Array
+    """The couplings learned."""
+    correlation: Array
+    """The correlations of the fitted model, exact."""
+    coupling_error: float
+    """Mean square over the entries of J."""
+    correlation_error: float
+    """Mean square over pairs."""
+    divergence: float
+    """KL(truth || fit) in nats per state, exact."""
+    log_likelihood: float
+    """Nats per state on states that were not fitted."""
+    seconds: float
+    """Of fitting, after compiling."""
+
+
+def run(folder: Path) -> Path:
+    """Print the table, draw the figure in `folder` and say where it is."""
+    print(f"Drawing {2 * NUM_STATES:,} exact states of a 10x10 spin glass ...", flush=True)
+    glass_key, state_key, fit_key = jax.random.split(jax.random.key(0), 3)
+    truth = exact.lattice.spin_glass(glass_key, SHAPE, variance=VARIANCE)
+    draws = exact.lattice.sample(
+        state_key, truth, SHAPE, num_draws=2 * NUM_STATES, periodic=True
+    )
+    train, test = draws[:NUM_STATES], draws[NUM_STATES:]
+    moments = exact.lattice.moments(truth, SHAPE, periodic=True)
+    print("Learning it back, and comparing with the truth exactly ...", flush=True)
+    objectives = {
+        "MPF": MPF(ising.energy),
+        "pseudolikelihood": PseudoLikelihood(ising.energy),
+    }
+    outcomes = [
+        _judge(name, *_learn(fit_key, objective, train), truth, moments, test)
+        for name, objective in objectives.items()
+    ]
+    _print_table(outcomes, float(_log_likelihood(truth, test)))
+    path = _draw(folder, np.asarray(truth), correlation(moments), outcomes)
+    print(f"\nFigure: {path}")
+    return path
+
+
+def _learn(key, objective, data):
+    """The couplings on the lattice's edges, and the seconds a second fit takes."""
+    edges = exact.lattice.edges(SHAPE, periodic=True)
+    start = ising.init(key, data.shape[1], edges=edges)
+    for _ in range(2):
+        before = time.perf_counter()
+        found = fit(key, objective, start, data, chart=ising.centred(data))
+        jax.block_until_ready(found.params)
+    return ising.coupling_matrix(found.params), time.perf_counter() - before
+
+
+def _judge(name, matrix, seconds, truth, moments, test):
+    learned = exact.lattice.moments(matrix, SHAPE, periodic=True)
+    log_ratio = _log_z(matrix) - _log_z(truth)
+    # KL = E_truth[E_fit - E_truth] + log Z_fit - log Z_truth, and E is linear in E[xx'].
+    divergence = np.sum(np.asarray(matrix - truth) * moments.second) + log_ratio
+    wanted, found = correlation(moments), correlation(learned)
+    pairs = np.triu_indices(len(truth), 1)
+    return Outcome(
+        name,
+        matrix,
+        found,
+        float(np.mean(np.square(np.asarray(matrix - truth)))),
+        float(np.mean(np.square(found - wanted)[pairs])),
+        float(divergence),
+        float(_log_likelihood(matrix, test)),
+        seconds,
+    )
+
+
+def _log_z(matrix):
+    return float(exact.lattice.log_z(matrix, SHAPE, periodic=True))
+
+
+def _log_likelihood(matrix, states):
+    params = ising.from_matrix(matrix)
+    energies = jax.vmap(ising.energy, (None, 0))(params, states)
+    return -energies.mean() - _log_z(matrix)
+
+
+def correlation(moments: exact.Moments) -> np.ndarray:
+    """Pearson correlations from first and second moments."""
+    mean, second = np.asarray(moments.mean), np.asarray(moments.second)
+    covariance = second - np.outer(mean, mean)
+    scale = np.sqrt(np.diag(covariance))
+    return covariance / np.outer(scale, scale)
+
+
+def _print_table(outcomes, best):
+    head = f"{'':22}{'error in J':>12}{'in corr.':>12}{'KL, nats':>12}"
+    print(f"\n{head}{'held-out log p':>16}{'seconds':>10}")
+    for found in outcomes:
+        print(
+            f"{found.name:22}{found.coupling_error:12.2g}{found.correlation_error:12.2g}"
+            f"{found.divergence:12.2g}{found.log_likelihood:16.4f}{found.seconds:10.2f}"
+        )
+    print(f"{'the truth':22}{0:12}{0:12}{0:12}{best:16.4f}")
+    print(f"{'thesis, MPF':22}{0.0172:12}{0.0025:12}{'':28}{'60':>10}")
+    print(f"{'thesis, pseudolik.':22}{0.0582:12}{0.0036:12}{'':28}{'800':>10}")
+    print(
+        "\nErrors are mean squares. The fits above know which pairs are neighbours, and"
+        "\ntheir states are exact and independent; the thesis' states came from a Markov"
+        "\nchain. `python -m benchmarks mpf-cost` fits all pairs."
+    )
+
+
+def _draw(folder, truth, wanted, outcomes):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from probjax import plots
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
+    rows, columns = np.nonzero(np.triu(truth, 1))
+    pairs = np.triu_indices(len(truth), 1)
+    styles = ((plots.BLUE, "o"), (plots.ORANGE, "x"))
+    for found, (color, marker) in zip(outcomes, styles, strict=True):
+        style = {"label": found.name, "color": color, "marker": marker}
+        learned = np.asarray(found.matrix)[rows, columns]
+        plots.agreement(truth[rows, columns], learned, ax=left, **style)
+        plots.agreement(wanted[pairs], found.correlation[pairs], ax=right, **style)
+    left.set(xlabel="true coupling", ylabel="learned coupling", title="Couplings")
+    right.set(
+        xlabel="true correlation",
+        ylabel="correlation of the fitted model",
+        title="Correlations of all pairs",
+    )
+    left.legend(frameon=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spin-glass.png"
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path.resolve()
