@@ -1,1 +1,1 @@
-"""Measurements: one module per quantitative claim, run by `python -m benchmarks NAME`."""
+"""Measurements, one module per claim: `python -m benchmarks NAME`."""

@@ -13,7 +13,9 @@ from benchmarks.harness import Options, show, write_json
 def main() -> None:
     modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
     names = sorted(
-        name.replace("_", "-") for name in modules if name not in ("harness", "__main__")
+        name.replace("_", "-")
+        for name in modules
+        if name not in ("harness", "__main__")
     )
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=names)

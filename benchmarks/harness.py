@@ -65,9 +65,9 @@ def count_compilations() -> Iterator[list[float]]:
     """A list that grows by the seconds of every program compiled meanwhile."""
     compiled: list[float] = []
 
-    def listen(event: str, seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(seconds)
+            compiled.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -80,7 +80,9 @@ def show(table: Table) -> None:
     """Print a table in Markdown."""
     cells = [table.columns, *(tuple(map(_written, row)) for row in table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    lines = [" | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells]
+    lines = [
+        " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells
+    ]
     lines.insert(1, " | ".join("-" * width for width in widths))
     print(f"\n## {table.title}\n")
     print("\n".join(f"| {line} |" for line in lines))

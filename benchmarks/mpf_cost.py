@@ -1,7 +1,7 @@
 """What minimum probability flow costs on an Ising model, against the least it could.
 
-The least is two matrix products and one exponential per row and unit. A dense fit is set
-beside the program a practised user would write by hand with `optax.lbfgs`.
+The least is two matrix products and one exponential per row and unit. A dense fit is
+set beside the program a practised user would write by hand with `optax.lbfgs`.
 """
 
 import subprocess
@@ -167,7 +167,7 @@ def plain_program(size):
 def recovery(options: Options, tasks) -> Table:
     rows = []
     for name, (truth, x) in tasks.items():
-        restricted = [None]
+        restricted: list[ising.Edges | None] = [None]
         if name in ASYMPTOTIC:
             restricted.append(exact.lattice.edges((10, 10), periodic=True))
         for edges in restricted:
@@ -264,10 +264,13 @@ def memory(options: Options) -> Table:
     program = f"""
 import resource, jax, numpy as np
 from probjax import MPF, fit, ising
-bits = np.random.default_rng(0).integers(0, 2, ({MEMORY_ROWS}, {MEMORY_UNITS}), np.uint8)
+rng, shape = np.random.default_rng(0), ({MEMORY_ROWS}, {MEMORY_UNITS})
+bits = rng.integers(0, 2, shape, np.uint8)
 start = ising.init(jax.random.key(0), {MEMORY_UNITS}, scale=0.01)
-found = fit(jax.random.key(0), MPF(ising.energy), start, bits, chart=ising.centred(bits),
-            chunk_size={MEMORY_CHUNK}, stop=lambda progress, data: progress.step >= 3)
+found = fit(
+    jax.random.key(0), MPF(ising.energy), start, bits, chart=ising.centred(bits),
+    chunk_size={MEMORY_CHUNK}, stop=lambda progress, data: progress.step >= 3,
+)
 assert len(found.losses) == 3
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """

@@ -147,11 +147,19 @@ def binary(x: State) -> State:
 
     Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
     """
-    if not holds(lambda leaf: (leaf == 0) | (leaf == 1), x):
-        spins = holds(lambda leaf: jnp.abs(leaf) == 1, x)
+    if not holds(_is_bit, x):
+        spins = holds(_is_spin, x)
         hint = "spins of -1 and 1: convert them with ising.bits" if spins else "others"
         raise ValueError(f"a binary connectivity needs data of 0 and 1, got {hint}")
     return jax.tree.map(_floating, x)
+
+
+def _is_bit(value):
+    return (value == 0) | (value == 1)
+
+
+def _is_spin(value):
+    return jnp.abs(value) == 1
 
 
 def _floating(leaf):

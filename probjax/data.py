@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Data, PyTree, holds
+from probjax.types import ArrayLike, Data, PyTree, holds
 
 
 def as_data(data: PyTree | Data) -> Data:
@@ -27,7 +27,7 @@ def num_rows(data: Data) -> int:
     return len(jax.tree.leaves(data.x)[0])
 
 
-def unique_rows(data: Array | Data) -> Data:
+def unique_rows(data: ArrayLike | Data) -> Data:
     """The distinct rows, sorted, each weighing as much as its copies did together.
 
     Losses and gradients are the same as with the rows repeated, at the cost of the
@@ -64,8 +64,12 @@ def _checked_weights(weights, rows):
             f"weights must have one entry for each of {rows} rows, "
             f"got shape {weights.shape}"
         )
-    if not holds(lambda w: jnp.isfinite(w) & (w >= 0), weights):
+    if not holds(_is_weight, weights):
         raise ValueError(f"weights must not be negative, got {weights.min()}")
     if not holds(jnp.any, weights):
         raise ValueError("weights must not all be zero")
     return weights
+
+
+def _is_weight(value):
+    return jnp.isfinite(value) & (value >= 0)

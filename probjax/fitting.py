@@ -117,7 +117,8 @@ def fit(
             them in shuffled batches.
         chunk_size: rows whose gradients are computed at a time. Bounds the memory
             needed and changes nothing else.
-        stop: `stop(progress, data) -> bool`, compiled and asked after every step.
+        stop: `stop(progress, data) -> bool`, compiled and asked after every step; like
+            an optimizer, build it once.
         callback: called with a `Progress` on the host every `callback_every` steps and
             at the end of each round; the fit ends if it returns True.
 
@@ -149,10 +150,11 @@ def fit(
         num_rounds, steps_per_round, batch_size, chunk_size,
     )  # fmt: skip
     if callback is None:
-        run = _run_jit(plan, key, params, data)
-    else:
-        run = _run_with_callback(plan, key, params, data, callback, callback_every)
-    return _finish(plan, run, params)
+        return _finish(plan, *_run_jit(plan, key, params, data))
+    if not is_concrete((key, params, data)):
+        raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
+    run = _run_with_callback(plan, key, params, data, callback, callback_every)
+    return _finish(plan, run, _progress_jit(plan, run, params).params)
 
 
 @recipe
@@ -203,7 +205,8 @@ def _run(plan, key, params, data):
         return jax.lax.cond(run.stopped, lambda: run, lambda: one_round(run))
 
     run = _start(plan, key, params, data)
-    return jax.lax.fori_loop(0, plan.num_rounds, unless_stopped, run)
+    run = jax.lax.fori_loop(0, plan.num_rounds, unless_stopped, run)
+    return run, _progress(plan, run, params).params
 
 
 def _run_with_callback(plan, key, params, data, callback, every):
@@ -213,7 +216,7 @@ def _run_with_callback(plan, key, params, data, callback, every):
         while not (run.ended or run.stopped):
             limit = run.round_step + every
             run = _advance_jit(plan, key, run, params, data, limit)
-            if callback(_progress(plan, run, params)):
+            if callback(_progress_jit(plan, run, params)):
                 run = run._replace(stopped=jnp.asarray(True))
     return run
 
@@ -310,12 +313,6 @@ def _round_keys(key, number):
     return jax.random.split(jax.random.fold_in(key, number + 1), 3)
 
 
-_run_jit = jax.jit(_run)
-_start_jit = jax.jit(_start)
-_begin_round_jit = jax.jit(_begin_round)
-_advance_jit = jax.jit(_advance)
-
-
 class Space(NamedTuple):
     """The coordinates of a fit, and the method that descends in them."""
 
@@ -383,7 +380,14 @@ def _progress(plan, run, params):
     return Progress(run.round, run.step, run.method.value, run.gradient_norm, found)
 
 
-def _finish(plan, run, params):
+_run_jit = jax.jit(_run)
+_start_jit = jax.jit(_start)
+_begin_round_jit = jax.jit(_begin_round)
+_advance_jit = jax.jit(_advance)
+_progress_jit = jax.jit(_progress)
+
+
+def _finish(plan, run, found):
     converged = run.gradient_norm < plan.tolerance
     losses = run.losses
     if is_concrete(run):
@@ -392,7 +396,6 @@ def _finish(plan, run, params):
         meant_to = plan.num_rounds == 1 and plan.optimizer is None
         if meant_to and not (converged or run.stopped):
             warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)
-    found = _space(plan, params).params(run.method.point)
     norm = run.gradient_norm
     return Fit(found, losses, converged, norm, run.context, run.method)
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from probjax.types import Array
+from probjax.types import ArrayLike
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 
 def agreement(
-    truth: Array,
-    estimate: Array,
+    truth: ArrayLike,
+    estimate: ArrayLike,
     *,
     ax: Any = None,
     label: str | None = None,
@@ -20,13 +20,12 @@ def agreement(
 ) -> Any:
     """Scatter `estimate` against `truth`, entry by entry, with the line of equality."""
     ax = _axes(ax)
-    truth, estimate = np.ravel(np.asarray(truth)), np.ravel(np.asarray(estimate))
-    both = np.concatenate([truth, estimate])
+    both = np.concatenate([np.ravel(truth), np.ravel(estimate)])
     ends = np.array([both.min(), both.max()])
     ax.plot(ends, ends, color=GREY, linewidth=0.8, zorder=0)
     ax.scatter(
-        truth,
-        estimate,
+        np.ravel(truth),
+        np.ravel(estimate),
         s=14,
         marker=marker,
         color=color,
@@ -38,12 +37,11 @@ def agreement(
     return ax
 
 
-def couplings(matrix: Array, *, ax: Any = None, limit: float | None = None) -> Any:
+def couplings(matrix: ArrayLike, *, ax: Any = None, limit: float | None = None) -> Any:
     """Show a coupling matrix in colours that are symmetric about zero."""
     ax = _axes(ax)
-    matrix = np.asarray(matrix)
-    limit = np.abs(matrix).max() if limit is None else limit
-    image = ax.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    largest = float(np.abs(np.asarray(matrix)).max()) if limit is None else limit
+    image = ax.imshow(matrix, cmap="RdBu_r", vmin=-largest, vmax=largest)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     ax.set_xticks([])
     ax.set_yticks([])

@@ -10,16 +10,19 @@ is known of it beyond its value.
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 __all__ = [
     "Array",
+    "ArrayLike",
     "Chart",
     "Connectivity",
     "Context",
@@ -135,10 +138,18 @@ def is_concrete(tree: PyTree) -> bool:
 
 
 def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
-    """Whether `test` is true of all values in `tree` that can be looked at."""
+    """Whether `test` is true of all values in `tree` that can be looked at.
+
+    `test` is compiled: a function of a module, not one made for the call.
+    """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
     with jax.ensure_compile_time_eval():
-        return all(bool(jnp.all(test(jnp.asarray(leaf)))) for leaf in leaves)
+        return all(bool(_all(test, jnp.asarray(leaf))) for leaf in leaves)
+
+
+@partial(jax.jit, static_argnums=0)
+def _all(test, leaf):
+    return jnp.all(test(leaf))
 
 
 def float_dtype(tree: PyTree) -> np.dtype:

@@ -289,6 +289,15 @@ def test_a_callback_sees_the_same_minibatches_in_every_round(key):
     assert len(silent.losses) == 21
 
 
+def test_a_compiled_fit_cannot_call_back(key):
+    @jax.jit
+    def compiled(data):
+        return fit(key, MPF(ising.energy), start(), data, callback=print).params
+
+    with pytest.raises(ValueError, match="use stop instead"):
+        compiled(rows())
+
+
 def test_named_optimizers_find_the_same_minimum(key):
     data = rows()
     best = fit(key, MPF(ising.energy), start(), data)

@@ -20,6 +20,7 @@ import numpy as np
 from probjax.data import as_data
 from probjax.types import (
     Array,
+    ArrayLike,
     Data,
     Float,
     PRNGKeyArray,
@@ -79,7 +80,7 @@ def init(
 
 
 def from_matrix(
-    matrix: Float[Array, "unit unit"],
+    matrix: Float[ArrayLike, "unit unit"],
     *,
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> Params:
@@ -126,8 +127,8 @@ def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
 
 
 def from_spins(
-    coupling: Float[Array, "unit unit"],
-    field: Float[Array, " unit"],
+    coupling: Float[ArrayLike, "unit unit"],
+    field: Float[ArrayLike, " unit"],
     *,
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> Params:
@@ -137,7 +138,7 @@ def from_spins(
     `coupling` has no meaning and must be zero.
     """
     coupling, field = jnp.asarray(coupling), jnp.asarray(field)
-    if not holds(lambda matrix: jnp.diagonal(matrix) == 0, coupling):
+    if not holds(_has_zero_diagonal, coupling):
         raise ValueError("the coupling of spins must have a zero diagonal")
     bias = 2 * coupling.sum(1) - 2 * field
     return from_matrix(jnp.diag(bias) - 2 * coupling, edges=edges)
@@ -150,15 +151,15 @@ def to_spins(params: Params) -> Spins:
     return Spins(coupling, field, params.bias.sum() / 2 - coupling.sum() / 2)
 
 
-def spins(bits: Array) -> Array:
+def spins(bits: ArrayLike) -> Array:
     """0 and 1 to -1 and 1, as floats. (On unsigned integers 2x - 1 would wrap.)"""
     return 2 * jnp.asarray(bits, float) - 1
 
 
-def bits(spins: Array) -> Array:
+def bits(spins: ArrayLike) -> Array:
     """-1 and 1 to 0 and 1, as floats."""
     spins = jnp.asarray(spins, float)
-    if not holds(lambda leaf: jnp.abs(leaf) == 1, spins):
+    if not holds(_is_spin, spins):
         raise ValueError("spins must be -1 or 1")
     return (spins + 1) / 2
 
@@ -199,7 +200,7 @@ class Centred:
         return _pair_matrix(params) @ self.mean
 
 
-def centred(data: Array | Data) -> Centred:
+def centred(data: ArrayLike | Data) -> Centred:
     """The chart of centred and scaled units, by the (weighted) moments of `data`.
 
     A unit that never changes is given the scale of one that changed once.
@@ -243,6 +244,14 @@ def _checked(edges, size) -> Edges | None:
         twice = next(edge for edge in edges if edges.count(edge) > 1)
         raise ValueError(f"edges must not repeat, got {twice} twice")
     return edges
+
+
+def _has_zero_diagonal(matrix):
+    return jnp.diagonal(matrix) == 0
+
+
+def _is_spin(value):
+    return jnp.abs(value) == 1
 
 
 def _check_matrix(matrix, symmetric):
