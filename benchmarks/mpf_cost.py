@@ -17,7 +17,7 @@ import optax
 
 from benchmarks.harness import Options, Table, count_compilations, ratio, time_together
 from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
-from probjax.rows import loss_over_rows
+from probjax.rows import default_chunk_size, loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
 ASYMPTOTIC = {"T1": 0.0288, "T1-demo": 0.0036}
@@ -43,7 +43,10 @@ def cost_of_one_evaluation(options: Options) -> Table:
         x = jax.random.bernoulli(key, 0.4, (count, size)).astype(jnp.float32)
         params = ising.init(key, size, scale=1 / size)
         matrix = ising.coupling_matrix(params)
-        value_and_grad = jax.jit(partial(loss_over_rows, MPF(ising.energy)))
+        chunk_size = default_chunk_size(Data(x))
+        value_and_grad = jax.jit(
+            partial(loss_over_rows, MPF(ising.energy), chunk_size=chunk_size)
+        )
         repeats = max(5, 40_000 // size**2 * (1 if options.quick else 4))
         times = time_together(
             min(repeats, 60),

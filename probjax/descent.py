@@ -31,7 +31,8 @@ from probjax.types import (
 
 Vector = Float[Array, " n"]
 
-_DECREASE, _CURVATURE, _MAX_TRIES, _PATIENCE = 1e-4, 0.9, 25, 50
+_DECREASE, _CURVATURE, _ROUNDING = 1e-4, 0.9, 50
+_MAX_TRIES, _PATIENCE = 25, 50
 
 
 class Problem(NamedTuple):
@@ -241,7 +242,7 @@ def _improvement(state, value, square):
 def _judge(state, seen):
     """Whether the length is too long, or else too short."""
     slope = state.gradient @ state.direction
-    rounding = 10 * jnp.finfo(seen.value.dtype).eps * jnp.abs(state.value)
+    rounding = _ROUNDING * jnp.finfo(seen.value.dtype).eps * (1 + jnp.abs(state.value))
     falls = seen.value <= state.value + _DECREASE * seen.length * slope
     level = (seen.value <= state.value + rounding) & (
         seen.slope <= (2 * _DECREASE - 1) * slope

@@ -24,7 +24,7 @@ from probjax.batches import Batches, deal, next_batch, put, shuffle, take
 from probjax.data import as_data, num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.proximal import Proximal
-from probjax.rows import loss_over_rows, scaled
+from probjax.rows import default_chunk_size, loss_over_rows, scaled
 from probjax.types import (
     Array,
     Chart,
@@ -115,8 +115,9 @@ def fit(
         batch_size: rows per step, for an `optimizer`. A round deals out the rows that
             its steps will visit, refreshes the context of those alone, and passes over
             them in shuffled batches.
-        chunk_size: rows whose gradients are computed at a time. Bounds the memory
-            needed and changes nothing else.
+        chunk_size: rows whose gradients are computed at a time, which bounds memory and
+            changes nothing but rounding. If None, 4096 on a CPU, where such chunks stay
+            in its cache, and all rows on accelerators or more than one device.
         stop: `stop(progress, data) -> bool`, compiled and asked after every step; like
             an optimizer, build it once.
         callback: called with a `Progress` on the host every `callback_every` steps and
@@ -143,6 +144,7 @@ def fit(
             f"batch_size must be from 1 to the {num_rows(data)} rows, got {batch_size}"
         )
     params = jax.tree.map(jnp.asarray, params)
+    chunk_size = chunk_size or default_chunk_size(data)
     if tolerance is None:
         tolerance = 1e-5 if float_dtype(params) != jnp.float64 else 1e-8
     plan = Plan(
@@ -170,7 +172,7 @@ class Plan:
     num_rounds: int = static()
     steps_per_round: int = static()
     batch_size: int | None = static()
-    chunk_size: int | None = static()
+    chunk_size: int = static()
 
 
 class Run(NamedTuple):
@@ -412,7 +414,7 @@ def _shortfall(plan, run):
     if not jnp.isfinite(run.method.value):
         return short + "the loss is not finite: check the energy and the starting point"
     if run.method.stalled:
-        return short + "rounding lets it fall no further: use float64 or a chart"
+        return short + "rounding lets it fall no further: use float64, or a chart"
     return (
         short + "allow more steps_per_round, or descend in better coordinates (chart)"
     )

@@ -1,7 +1,7 @@
 """Ground truth on small spaces: what every estimate is tested against.
 
-`exact.log_z(...)` and its kin sum over every state, `exact.lattice` sums over the rows of
-a two-dimensional lattice, and `exact.dynamics` holds the probability flow itself.
+`exact.log_z(...)` and its kin sum over every state, `exact.lattice` sums over the rows
+of a two-dimensional lattice, and `exact.dynamics` holds the probability flow itself.
 """
 
 from probjax.exact import dynamics as dynamics

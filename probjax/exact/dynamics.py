@@ -1,16 +1,18 @@
 """The probability flow itself, on spaces small enough to write it down as a matrix.
 
-    dp/dt = Gamma p,   Gamma_ij = g_ij exp((E_j - E_i) / 2) for i != j,   Gamma_jj = -sum_i Gamma_ij
+    dp/dt = Gamma p,  Gamma_ij = g_ij exp((E_j - E_i) / 2),  Gamma_jj = -sum_i Gamma_ij
 
-with g the symmetric connectivity; column j is the flow out of state j. The flow obeys
-detailed balance, so with V = diag(exp(-E / 2)) the matrix B = V^-1 Gamma V is symmetric:
-B_ij = g_ij off the diagonal, Gamma_jj on it. Its eigenvalues 0 = l_1 >= l_2 >= ... are those
-of Gamma, its first eigenvector is sqrt(p), and p(t) = V exp(Bt) V^-1 p(0).
+with i != j and g the symmetric connectivity; column j is the flow out of state j. The
+flow obeys detailed balance, so with V = diag(exp(-E / 2)) the matrix B = V^-1 Gamma V
+is symmetric: B_ij = g_ij off the diagonal, Gamma_jj on it. Its eigenvalues
+0 = l_1 >= l_2 >= ... are those of Gamma, its first eigenvector is sqrt(p), and
+p(t) = V exp(B t) V^-1 p(0).
 
 Reference: thesis, "Dynamics", "Detailed Balance" and the appendix "Lower Bound on Log
 Likelihood Using MPF".
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,7 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.exact import enumeration
-from probjax.types import Array, Connectivity, Energy, Float, Params, Scalar, is_concrete
+from probjax.exact.streaming import count_states
+from probjax.types import (
+    Array,
+    Connectivity,
+    Energy,
+    Float,
+    Params,
+    Scalar,
+    is_concrete,
+)
 
 LIMIT = 2**12
 
@@ -51,8 +62,7 @@ def flow_matrix(
             counts g = w exp(r / 2), and states are not their own neighbours.
     """
     log_p = _log_probs(energy, params, size, num_states)
-    connections = _connections(connectivity, size, num_states, log_p.dtype)
-    return _with_diagonal(_flows(connections, log_p))
+    return _flow_matrix(_connections(connectivity, log_p, size, num_states), log_p)
 
 
 def spectrum(
@@ -68,22 +78,9 @@ def spectrum(
     Arguments are those of `flow_matrix`.
     """
     log_p = _log_probs(energy, params, size, num_states)
-    connections = _connections(connectivity, size, num_states, log_p.dtype)
+    connections = _connections(connectivity, log_p, size, num_states)
     _check_symmetric(connections)
-    diagonal = -_flows(connections, log_p).sum(axis=0)
-    stationary = jnp.exp(log_p / 2)
-    # The known eigenvector is moved below all others (none is under 2 min_i Gamma_ii), so
-    # that it does not mix with near ones, and is put back exactly.
-    below = 1 - 3 * diagonal.min()
-    moved = jnp.outer(stationary, below * stationary)
-    values, vectors = jnp.linalg.eigh(connections + jnp.diag(diagonal) - moved)
-    values = jnp.minimum(values[:0:-1], 0.0)
-    return Spectrum(
-        jnp.concatenate([jnp.zeros_like(values[:1]), values]),
-        jnp.concatenate([stationary[:, None], vectors[:, :0:-1]], axis=1),
-        log_p,
-        diagonal,
-    )
+    return _spectrum(connections, log_p)
 
 
 def evolve(
@@ -91,9 +88,11 @@ def evolve(
 ) -> Float[Array, " state"]:
     """p(t) = exp(Gamma t) p(0), the distribution after time `t`.
 
-    p(t) = p + V sum_{k > 1} u_k exp(l_k t) u_k' V^-1 p(0), so it is exactly the model's in
-    the end. Rounding grows as the square root of the ratio of the largest to the least
-    probability in the model: use float64 where that ratio is large.
+    p(t) = p + V sum_{k > 1} u_k exp(l_k t) u_k' V^-1 p(0)
+
+    Rounding is amplified by the square root of the ratio of the model's largest
+    probability to that of the states where p(0) starts, whatever `t`: use float64, and
+    do not start from states of probability under 1e-16.
     """
     root = jnp.exp(flow.log_p / 2)
     modes = flow.vectors[:, 1:]
@@ -104,14 +103,15 @@ def evolve(
 def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
     """A lower bound on the log probability of every state, -inf where it says nothing.
 
-    log p_i >= log max(0, 1 - Gamma_ii / l_2),   as Gamma_ii = sum_k u_ik^2 l_k <= l_2 (1 - p_i)
+    log p_i >= log max(0, 1 - Gamma_ii / l_2)
 
-    It holds for the true l_2, rounded towards 0 by the error of its computation. No bound
-    from below may take its place: `second_eigenvalue_bound` gives back, as if bounded, the
-    very probabilities that were put into it.
+    because Gamma_ii = sum_k u_ik^2 l_k <= l_2 (1 - p_i). It needs the true l_2, here
+    moved towards 0 by the rounding error it may have. `second_eigenvalue_bound` cannot
+    take its place: it would give back, as bounds from below, whatever bounds from above
+    were put into it.
 
-    Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF"; in this form no
-    assumption about flow between data states is needed.
+    Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF". In this form
+    no assumption about flow between data states is needed.
     """
     rounding = jnp.finfo(flow.values.dtype).eps * len(flow.values) * flow.diagonal.min()
     second = flow.values[1] - rounding
@@ -122,7 +122,7 @@ def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
 def second_eigenvalue_bound(
     diagonal: Float[Array, " state"], log_p: Float[Array, " state"]
 ) -> Scalar:
-    """A lower bound on the second eigenvalue, so an upper one on the rate of convergence.
+    """A lower bound on the second eigenvalue: an upper one on the rate of convergence.
 
     l_2 >= max_i Gamma_ii / (1 - p_i)
 
@@ -137,11 +137,12 @@ def second_eigenvalue_bound(
     """
     complement = -jnp.expm1(log_p) - 4 * jnp.finfo(log_p.dtype).eps
     known = complement > 0
-    return jnp.max(jnp.where(known, diagonal / jnp.where(known, complement, 1.0), -jnp.inf))
+    bounds = diagonal / jnp.where(known, complement, 1.0)
+    return jnp.max(jnp.where(known, bounds, -jnp.inf))
 
 
 def _log_probs(energy, params, size, num_states):
-    enumeration.num_states_in_space(
+    count_states(
         size,
         num_states,
         limit=LIMIT,
@@ -150,28 +151,42 @@ def _log_probs(energy, params, size, num_states):
     return enumeration.log_probs(energy, params, size, num_states=num_states)
 
 
-def _connections(connectivity, size, num_states, dtype):
+@partial(jax.jit, static_argnames=("size", "num_states"))
+def _connections(connectivity, log_p, size, num_states):
     """g, dense, with a zero diagonal."""
-    x = enumeration.states(size, num_states=num_states).astype(dtype)
+    x = enumeration.states(size, num_states=num_states).astype(log_p.dtype)
     neighbours = jax.vmap(lambda one: connectivity.states(one, ()))(x)
     places = num_states ** np.arange(size)[::-1]
     row = jnp.round(neighbours.x).astype(int) @ places
     column = jnp.broadcast_to(jnp.arange(len(x))[:, None], row.shape)
     weight = neighbours.weight * jnp.exp(neighbours.log_ratio / 2)
-    connections = jnp.zeros((len(x), len(x)), dtype).at[row, column].add(weight)
+    connections = jnp.zeros((len(x), len(x)), log_p.dtype).at[row, column].add(weight)
     return jnp.where(jnp.eye(len(x), dtype=bool), 0.0, connections)
 
 
-def _flows(connections, log_p):
-    gap = log_p[:, None] - log_p[None]
-    connected = connections > 0
-    return jnp.where(
-        connected, connections * jnp.exp(jnp.where(connected, gap, 0.0) / 2), 0.0
-    )
-
-
-def _with_diagonal(flows):
+@jax.jit
+def _flow_matrix(connections, log_p):
+    gap = jnp.where(connections > 0, log_p[:, None] - log_p[None], 0.0)
+    flows = connections * jnp.exp(gap / 2)
     return flows - jnp.diag(flows.sum(axis=0))
+
+
+@jax.jit
+def _spectrum(connections, log_p):
+    diagonal = jnp.diag(_flow_matrix(connections, log_p))
+    stationary = jnp.exp(log_p / 2)
+    # The eigenvector that is known is moved below all others, none of which is under
+    # 2 min_i Gamma_ii, so that it cannot mix with near ones; then put back exactly.
+    below = 1 - 3 * diagonal.min()
+    moved = jnp.outer(stationary, below * stationary)
+    values, vectors = jnp.linalg.eigh(connections + jnp.diag(diagonal) - moved)
+    values = jnp.minimum(values[:0:-1], 0.0)
+    return Spectrum(
+        jnp.concatenate([jnp.zeros_like(values[:1]), values]),
+        jnp.concatenate([stationary[:, None], vectors[:, :0:-1]], axis=1),
+        log_p,
+        diagonal,
+    )
 
 
 def _check_symmetric(connections):
@@ -181,6 +196,6 @@ def _check_symmetric(connections):
     if apart.max() > 1e-5 * connections.max():
         i, j = np.unravel_index(apart.argmax(), apart.shape)
         raise ValueError(
-            f"connectivity must be symmetric, got {connections[i, j]} from state {j} to "
-            f"{i} and {connections[j, i]} back"
+            f"connectivity must be symmetric, got {connections[i, j]} from state {j} "
+            f"to {i} and {connections[j, i]} back"
         )

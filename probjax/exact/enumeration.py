@@ -9,16 +9,21 @@ bounded up to the limit of 2^22 states. Energies and statistics are functions of
 program: pass module-level ones, and new `params` cost no new compilation.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.nn import logsumexp
 
+from probjax.exact.streaming import (
+    blocks,
+    count_states,
+    digits,
+    energies,
+    weighted_sums,
+)
 from probjax.types import (
     Array,
     Energy,
@@ -29,9 +34,6 @@ from probjax.types import (
     Scalar,
     float_dtype,
 )
-
-LIMIT = 2**22
-BLOCK = 2**12
 
 
 class Moments(NamedTuple):
@@ -51,7 +53,7 @@ def states(
     >>> states(2).tolist()
     [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
     """
-    total = num_states_in_space(size, num_states)
+    total = count_states(size, num_states)
     count = total - start if count is None else count
     if start < 0 or count < 1 or start + count > total:
         raise ValueError(
@@ -59,7 +61,7 @@ def states(
             f"got start={start} and count={count}"
         )
     dtype = jnp.result_type(float)
-    return _digits(start + jnp.arange(count), size, num_states, dtype)
+    return digits(start + jnp.arange(count), size, num_states, dtype)
 
 
 def log_z(energy: Energy, params: Params, size: int, *, num_states: int = 2) -> Scalar:
@@ -77,15 +79,15 @@ def log_z(energy: Energy, params: Params, size: int, *, num_states: int = 2) -> 
         size: number of sites.
         num_states: values 0, ..., num_states - 1 of each site.
     """
-    num_states_in_space(size, num_states)
+    count_states(size, num_states)
     return _log_z(energy, params, size, num_states)
 
 
 def log_probs(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Float[Array, " state"]:
-    """The table of log p(x) = -E(x) - log Z over all states, in the order of `states`."""
-    num_states_in_space(size, num_states)
+    """The table of log p(x) = -E(x) - log Z, in the order of `states`."""
+    count_states(size, num_states)
     return _log_probs(energy, params, size, num_states)
 
 
@@ -102,7 +104,7 @@ def expectation(
     Args:
         statistic: module-level function of one state, returning any pytree of arrays.
     """
-    num_states_in_space(size, num_states)
+    count_states(size, num_states)
     return _expectation(energy, params, statistic, size, num_states)
 
 
@@ -110,7 +112,7 @@ def moments(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Moments:
     """E[x_i] and E[x_i x_j] of the model."""
-    num_states_in_space(size, num_states)
+    count_states(size, num_states)
     return _moments(energy, params, size, num_states)
 
 
@@ -129,7 +131,7 @@ def sample(
     every conditional is read off a pyramid of partial sums, and rare states are not
     lost to the resolution of one uniform number.
     """
-    num_states_in_space(size, num_states)
+    count_states(size, num_states)
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1, got {num_draws}")
     return _sample(key, energy, params, size, num_draws, num_states)
@@ -144,17 +146,16 @@ def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
     """KL(p||q) = sum_x p(x) log(p(x) / q(x)) of two normalised tables, in nats.
 
     States that p never visits count nothing; one that p visits and q never does makes
-    it infinite. It is summed as q - p - p log(q/p), whose terms are not negative and
-    whose extra parts cancel, because the terms of the plain sum cancel where p is near
-    q.
+    it infinite. The terms of the plain sum cancel each other where p is near q, so what
+    is summed is q - p - p log(q/p), never negative, of which q - p adds up to 0.
     """
     if log_p.shape != log_q.shape:
         raise ValueError(
             "log_p and log_q must be tables of the same states, "
             f"got shapes {log_p.shape} and {log_q.shape}"
         )
-    visited = log_p > -jnp.inf
     p, q = jnp.exp(log_p), jnp.exp(log_q)
+    visited = p > 0
     log_ratio = jnp.where(visited, log_q - jnp.where(visited, log_p, 0.0), 0.0)
     near = jnp.abs(log_ratio) < 1
     small = jnp.where(near, log_ratio, 0.0)
@@ -162,97 +163,13 @@ def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
     return jnp.sum(jnp.where(visited, terms, q))
 
 
-def num_states_in_space(
-    size: int,
-    num_states: int,
-    *,
-    limit: int = LIMIT,
-    instead: str = "exact.lattice sums over lattices, ais estimates log Z of any model",
-) -> int:
-    """The number of states, or a `ValueError` if they are too many to enumerate."""
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
-    if num_states < 2:
-        raise ValueError(f"num_states must be at least 2, got {num_states}")
-    if size > math.log2(limit) or num_states**size > limit:
-        magnitude = size * math.log10(num_states)
-        raise ValueError(
-            f"num_states**size must be at most 2**{math.log2(limit):.0f} = {limit} "
-            f"states, got {num_states}**{size} (about 10**{magnitude:.1f}); {instead}"
-        )
-    return num_states**size
-
-
-def energies(
-    energy: Energy, params: Params, x: Float[Array, "state size"]
-) -> Float[Array, " state"]:
-    """The energy of every row of `x`."""
-    values = jax.vmap(energy, in_axes=(None, 0))(params, x)
-    if values.shape != x.shape[:1]:
-        raise ValueError(
-            f"energy must return a scalar for one state, got shape {values.shape[1:]}"
-        )
-    return values.astype(jnp.promote_types(values.dtype, x.dtype))
-
-
-def _digits(index, size, num_states, dtype):
-    places = num_states ** np.arange(size)[::-1]
-    return (index[:, None] // places[None] % num_states).astype(dtype)
-
-
-def _blocks(size, num_states, dtype):
-    """The states as a function of a block's leading digits, and those of every block.
-
-    Digits are divided out here, once: in the loop over blocks the divisions would be
-    fused into, and repeated by, whatever reads the states.
-    """
-    tail = min(size, max(1, int(math.log(BLOCK, num_states))))
-    tails = _digits(jnp.arange(num_states**tail), tail, num_states, dtype)
-    heads = jnp.arange(num_states ** (size - tail))
-    heads = _digits(heads, size - tail, num_states, dtype)
-
-    def block(head):
-        repeated = jnp.broadcast_to(head, (len(tails), len(head)))
-        return jnp.concatenate([repeated, tails], axis=1)
-
-    return block, heads
-
-
-def _weighted_sums(energy, reduce, params, size, num_states):
-    """The largest -E, and the sums of w = exp(-E - largest) and of `reduce(w, x)`.
-
-    The largest enters as a constant: no result depends on it, and the derivatives of
-    the sums alone are exact and stay finite in blocks of states that have no
-    probability.
-    """
-    block, heads = _blocks(size, num_states, float_dtype(params))
-
-    @jax.checkpoint
-    def add(carry, head):
-        before, weight_sum, sums = carry
-        x = block(head)
-        log_weight = -energies(energy, params, x)
-        largest = jax.lax.stop_gradient(jnp.maximum(before, log_weight.max()))
-        shift = jnp.where(largest > -jnp.inf, largest, 0.0)
-        weight, kept = jnp.exp(log_weight - shift), jnp.exp(before - shift)
-        more = reduce(weight, x)
-        sums = jax.tree.map(lambda old, new: kept * old + new, sums, more)
-        return (largest, kept * weight_sum + weight.sum(), sums), None
-
-    x = jax.eval_shape(block, heads[0])
-    weight = jax.eval_shape(partial(energies, energy), params, x)
-    sums = jax.eval_shape(reduce, weight, x)
-    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
-    zero = jnp.zeros((), weight.dtype)
-    return jax.lax.scan(add, (zero - jnp.inf, zero, sums), heads)[0]
-
-
+_sum = partial(jnp.tensordot, axes=1, precision="highest")
 _compiled = partial(jax.jit, static_argnames=("energy", "size", "num_states"))
 
 
 @_compiled
 def _log_z(energy, params, size, num_states):
-    largest, weight_sum, _ = _weighted_sums(
+    largest, weight_sum, _ = weighted_sums(
         energy, lambda weight, x: (), params, size, num_states
     )
     return largest + jnp.log(weight_sum)
@@ -260,7 +177,7 @@ def _log_z(energy, params, size, num_states):
 
 @_compiled
 def _log_probs(energy, params, size, num_states):
-    block, heads = _blocks(size, num_states, float_dtype(params))
+    block, heads = blocks(size, num_states, float_dtype(params))
     log_weights = jax.checkpoint(lambda head: -energies(energy, params, block(head)))
     log_weight = jax.lax.map(log_weights, heads).reshape(-1)
     return log_weight - logsumexp(log_weight)
@@ -270,20 +187,20 @@ def _log_probs(energy, params, size, num_states):
 def _expectation(energy, params, statistic, size, num_states):
     def reduce(weight, x):
         def mean(leaf: Any):
-            return jnp.tensordot(weight, leaf.astype(weight.dtype), axes=1)
+            return _sum(weight, leaf.astype(weight.dtype))
 
         return jax.tree.map(mean, jax.vmap(statistic)(x))
 
-    _, weight_sum, sums = _weighted_sums(energy, reduce, params, size, num_states)
+    _, weight_sum, sums = weighted_sums(energy, reduce, params, size, num_states)
     return jax.tree.map(lambda leaf: leaf / weight_sum, sums)
 
 
 @_compiled
 def _moments(energy, params, size, num_states):
     def reduce(weight, x):
-        return Moments(weight @ x, (x * weight[:, None]).T @ x)
+        return Moments(_sum(weight, x), _sum((weight[:, None] * x).T, x))
 
-    _, weight_sum, sums = _weighted_sums(energy, reduce, params, size, num_states)
+    _, weight_sum, sums = weighted_sums(energy, reduce, params, size, num_states)
     return jax.tree.map(lambda leaf: leaf / weight_sum, sums)
 
 
@@ -298,4 +215,4 @@ def _sample(key, energy, params, size, num_draws, num_states):
     for site_key, marginal in zip(keys, reversed(pyramid), strict=True):
         digit = jax.random.categorical(site_key, marginal[prefix])
         prefix = num_states * prefix + digit
-    return _digits(prefix, size, num_states, float_dtype(params))
+    return digits(prefix, size, num_states, float_dtype(params))

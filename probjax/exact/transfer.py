@@ -1,8 +1,8 @@
 """Cyclic chains of lattice rows, summed on the host in float64.
 
-Row r by itself weighs phi_r(s) in state s, and its meeting the next row in state t weighs
-V_r(s, t) = exp(-sum_c v_rc (2 s_c - 1)(2 t_c - 1) / 4); the last row meets the first. With
-the first row held in state u, what follows row r weighs
+Row r by itself weighs phi_r(s) in state s, and its meeting the next row in state t
+weighs V_r(s, t) = exp(-sum_c v_rc (2 s_c - 1)(2 t_c - 1) / 4); the last row meets the
+first. With the first row held in state u, what follows row r weighs
 
     beta_r(s; u) = sum_t V_r(s, t) phi_{r+1}(t) beta_{r+1}(t; u)
 
@@ -10,12 +10,14 @@ with beta_{H-1}(s; u) = V_{H-1}(s, u), and what precedes it weighs
 
     alpha_r(s; u) = sum_t V_{r-1}(t, s) phi_{r-1}(t) alpha_{r-1}(t; u)
 
-with alpha_1(s; u) = V_0(u, s). Then p(u) ~ phi_0(u) beta_0(u; u) and
-p(s_r | u) ~ alpha_r phi_r beta_r; draws follow p(s_r | s_{r-1}, u) ~ V_{r-1} phi_r beta_r.
+with alpha_1(s; u) = V_0(u, s). So p(u) ~ phi_0(u) beta_0(u; u), the mean of a row comes
+from p(s_r | u) ~ alpha_r phi_r beta_r, and its draws from
+p(s_r | s_{r-1}, u) ~ V_{r-1}(s_{r-1}, s_r) phi_r(s_r) beta_r(s_r; u).
 
-Tables are rescaled once per row, through logarithms, and multiplied in the linear domain
-between. That is exact to rounding as long as exp(sum_c |v_c| / 2), the most by which a
-meeting can prefer one state to another, is well within the range of float64.
+Tables are `(held, state)`. They are rescaled once per row, through logarithms, and
+multiplied in the linear domain between. That is exact to rounding as long as
+exp(sum_c |v_c| / 2), the most by which a meeting can prefer one state to another, is
+well within the range of float64.
 """
 
 from collections.abc import Iterator
@@ -23,14 +25,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probjax.exact.geometry import row_states
+
 STRONGEST = 1300
 NEGLIGIBLE = 45
 TABLE = 2**16
-GROUP = 5
 
 
 class Rows(NamedTuple):
-    """A cyclic chain of rows of binary units; an open one has no couplings at its end."""
+    """A cyclic chain of rows of binary units; where it is open, it couples by 0."""
 
     log_weight: np.ndarray
     """log phi_r(s), `(row, state)`."""
@@ -38,11 +41,6 @@ class Rows(NamedTuple):
     """v_rc, the coupling of each unit to the one below it, `(row, column)`."""
     states: np.ndarray
     """The states of one row, `(state, column)`."""
-
-
-def row_states(width: int) -> np.ndarray:
-    """All states of a row, its first unit the most significant."""
-    return (np.arange(2**width)[:, None] >> np.arange(width)[::-1] & 1).astype(float)
 
 
 def block_size(num_states: int) -> int:
@@ -55,7 +53,7 @@ def check(rows: Rows) -> None:
     strongest = np.abs(rows.below).sum(axis=1).max()
     if strongest > STRONGEST:
         raise ValueError(
-            f"matrix must couple two rows by at most {STRONGEST} in the sum of |2 J_ij|, "
+            f"matrix must couple two rows by at most {STRONGEST} in sum |2 J_ij|, "
             f"got {strongest:.5g}"
         )
 
@@ -90,15 +88,13 @@ def sample(rows: Rows, uniforms: np.ndarray) -> np.ndarray:
     drawn[:, 0] = np.searchsorted(cumulative, cumulative[-1] * uniforms[:, 0])
     # What follows a row of an open chain does not depend on the first.
     held, which = np.unique(closed * drawn[:, 0], return_inverse=True)
-    for block in _blocks(rows, held):
+    for block in _blocks(rows, len(held)):
         tables, _ = _backward(rows, held[block])
-        tables = [np.ascontiguousarray(table.T) for table in tables]
         here = np.flatnonzero((block.start <= which) & (which < block.stop))
-        for some in np.array_split(here, 1 + here.size * len(rows.states) // 2**18):
-            column = which[some] - block.start
+        for some in np.array_split(here, 1 + len(here) // 512):
             for row, table in enumerate(tables, start=1):
                 weight = _meetings(rows.below[row - 1], drawn[some, row - 1])
-                weight *= table[column]
+                weight *= table[which[some] - block.start]
                 drawn[some, row] = _pick(weight, uniforms[some, row])
     return rows.states[drawn]
 
@@ -106,98 +102,85 @@ def sample(rows: Rows, uniforms: np.ndarray) -> np.ndarray:
 def _first_row(rows, closed):
     """The probabilities of the first row's states, up to a factor."""
     if closed:
-        every = np.arange(len(rows.states))
-        blocks = [every[block] for block in _blocks(rows, every)]
-        tables = (_backward(rows, held)[1] for held in blocks)
         log_beta = np.concatenate(
-            [table[held, np.arange(len(held))] for held, table in zip(blocks, tables)]
+            [
+                _on_diagonal(_backward(rows, held)[1], held)
+                for held in _held_blocks(rows)
+            ]
         )
     else:
-        log_beta = _backward(rows, np.zeros(1, int))[1][:, 0]
+        log_beta = _backward(rows, np.zeros(1, int))[1][0]
     log_p = rows.log_weight[0] + log_beta
     return np.exp(log_p - log_p.max())
 
 
 def _held_means(rows, num_rows):
-    """p(u) for every state of the first row, and E[x | u] in the `num_rows` after it."""
-    every = np.arange(len(rows.states))
+    """p(u) of the first row's states, and E[x | u] in the `num_rows` that follow."""
     log_p = rows.log_weight[0].copy()
-    means = np.zeros((len(every), num_rows, rows.states.shape[1]))
-    for block in _blocks(rows, every):
-        held = every[block]
+    means = np.zeros((len(rows.states), num_rows, rows.states.shape[1]))
+    for held in _held_blocks(rows):
         tables, log_beta = _backward(rows, held)
-        log_p[held] += log_beta[held, np.arange(len(held))]
-        alpha = np.exp(_log_meetings(rows, 0, held))
+        log_p[held] += _on_diagonal(log_beta, held)
+        alpha = _meetings(rows.below[0], held)
         for row in range(1, num_rows + 1):
             joint = alpha * tables[row - 1]
-            means[block, row - 1] = joint.T @ rows.states / joint.sum(axis=0)[:, None]
-            log_table = np.log(alpha) + rows.log_weight[row][:, None]
-            table, _ = _scaled(log_table, rows.below[row])
+            means[held, row - 1] = joint @ rows.states / joint.sum(axis=1)[:, None]
+            table, _ = _scaled(np.log(alpha) + rows.log_weight[row], rows.below[row])
             alpha = _sum_row(rows.below[row], table)
     p = np.exp(log_p - log_p.max())
     return p / p.sum(), means
 
 
 def _backward(rows, held):
-    """phi_r beta_r for rows 1, 2, ..., scaled to a largest entry of 1; log beta_0.
-
-    Tables are `(state, held)`.
-    """
+    """phi_r beta_r for rows 1, 2, ..., scaled to a largest entry of 1; log beta_0."""
     tables = []
-    log_beta = _log_meetings(rows, -1, held)
+    log_beta = np.log(_meetings(rows.below[-1], held))
     for row in reversed(range(1, len(rows.below))):
-        log_table = log_beta + rows.log_weight[row][:, None]
-        table, largest = _scaled(log_table, rows.below[row - 1])
-        log_beta = np.log(_sum_row(rows.below[row - 1], table)) + largest
+        couplings = rows.below[row - 1]
+        table, largest = _scaled(log_beta + rows.log_weight[row], couplings)
+        log_beta = np.log(_sum_row(couplings, table)) + largest
         tables.append(table)
     return tables[::-1], log_beta
 
 
 def _scaled(log_table, couplings):
-    """exp(log_table) with a largest entry of 1 in each column, and the log of the factor.
+    """exp(log_table) with a largest entry of 1 for each held state, and its logarithm.
 
-    What is too small to matter, whatever state it next meets, is set to 0: the smallest
-    numbers that float64 can hold are slow to compute with.
+    Entries too small to matter, whatever state they next meet, are raised to a floor
+    that is still too small to matter: the least numbers float64 can hold are slow.
     """
-    largest = log_table.max(axis=0)
-    table = log_table - largest
-    table[table < -NEGLIGIBLE - np.abs(couplings).sum() / 2] = -np.inf
-    return np.exp(table), largest
+    largest = log_table.max(axis=1, keepdims=True)
+    floor = -NEGLIGIBLE - np.abs(couplings).sum() / 2
+    return np.exp(np.maximum(log_table - largest, floor)), largest
 
 
 def _sum_row(couplings, table):
-    """sum_t V(s, t) table(t), a group of columns at a time; V is symmetric."""
-    shape = table.shape
-    left = 1
-    for kernel in _kernels(couplings):
-        table = kernel @ table.reshape(left, len(kernel), -1)
-        left *= len(kernel)
-    return table.reshape(shape)
+    """sum_t V(s, t) table(t); V is symmetric, and a product over halves of a row."""
+    left, right = _halves(couplings)
+    parts = table.reshape(-1, len(left), len(right))
+    return (left @ parts @ right).reshape(table.shape)
 
 
 def _meetings(couplings, states):
-    """V(s, t) for some s, by number, and every t."""
-    table = np.ones((len(states), 1))
-    for kernel in reversed(_kernels(couplings)):
-        states, part = np.divmod(states, len(kernel))
-        table = (kernel[part][:, :, None] * table[:, None]).reshape(len(states), -1)
-    return table
+    """V(s, t) for some states s, by number, and every t."""
+    left, right = _halves(couplings)
+    first, second = np.divmod(states, len(right))
+    parts = left[first][:, :, None] * right[second][:, None]
+    return parts.reshape(len(states), -1)
 
 
-def _log_meetings(rows, row, held):
-    """log V(s, u) for every s and some u, by number."""
-    spins = 2 * rows.states - 1
-    return -(spins * rows.below[row]) @ spins[held].T / 4
-
-
-def _kernels(couplings):
-    """V as a product over groups of columns."""
-    groups = np.array_split(couplings, -(-len(couplings) // GROUP))
-    spins = [2 * row_states(len(group)) - 1 for group in groups]
+def _halves(couplings):
+    """V over the first and over the second half of the columns."""
     return [
-        np.exp(-(spin * group) @ spin.T / 4)
-        for spin, group in zip(spins, groups, strict=True)
+        np.exp(-(spins * half) @ spins.T / 4)
+        for half in np.array_split(couplings, 2)
+        for spins in [2 * row_states(len(half)) - 1]
     ]
+
+
+def _on_diagonal(table, held):
+    """The entries in which a row is in the held state itself."""
+    return table[np.arange(len(held)), held]
 
 
 def _pick(weight, uniform):
@@ -206,6 +189,11 @@ def _pick(weight, uniform):
     return (cumulative < cumulative[:, -1:] * uniform[:, None]).sum(axis=1)
 
 
-def _blocks(rows, held) -> Iterator[slice]:
+def _held_blocks(rows) -> Iterator[np.ndarray]:
+    every = np.arange(len(rows.states))
+    return (every[block] for block in _blocks(rows, len(every)))
+
+
+def _blocks(rows, count) -> Iterator[slice]:
     size = block_size(len(rows.states))
-    return (slice(start, start + size) for start in range(0, len(held), size))
+    return (slice(start, start + size) for start in range(0, count, size))

@@ -1,0 +1,229 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import exact
+from probjax.connectivity import AllFlips, BitFlips, Joined
+from probjax.exact import dynamics
+from probjax.types import Neighbours, recipe, static
+
+
+def quadratic(matrix, x):
+    return x @ matrix @ x
+
+
+def random_matrix(seed, size, scale=1.0):
+    matrix = scale * np.random.default_rng(seed).normal(size=(size, size))
+    return jnp.asarray(matrix + matrix.T) / 2
+
+
+@recipe
+class Rotations:
+    """The state turned by one site and back: symmetric, and some states stay put."""
+
+    back: bool = static(default=True)
+    weight: float = 1.0
+    log_ratio: float = 0.0
+
+    def states(self, x, moves):
+        turned = jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)][: 1 + self.back])
+        count = len(turned)
+        ratio = jnp.full(count, self.log_ratio)
+        return Neighbours(turned, ratio, jnp.full(count, self.weight))
+
+
+@recipe
+class Turns:
+    """Both other values of one of two sites of three states."""
+
+    def states(self, x, moves):
+        steps = jnp.concatenate([jnp.eye(2), 2 * jnp.eye(2)])
+        return Neighbours((x[None] + steps) % 3, jnp.zeros(4), jnp.ones(4))
+
+
+def dense_flow(matrix, size):
+    """Single flips, by loops over pairs of states."""
+    x = np.asarray(exact.states(size))
+    energy = np.array([one @ np.asarray(matrix) @ one for one in x])
+    gamma = np.zeros((2**size, 2**size))
+    for i in range(2**size):
+        for j in range(2**size):
+            if np.abs(x[i] - x[j]).sum() == 1:
+                gamma[i, j] = np.exp((energy[j] - energy[i]) / 2)
+    return gamma - np.diag(gamma.sum(axis=0))
+
+
+def test_flow_matrix_matches_plain_loops(x64):
+    matrix = random_matrix(0, 4)
+    found = dynamics.flow_matrix(quadratic, matrix, BitFlips(), 4)
+    np.testing.assert_allclose(found, dense_flow(matrix, 4), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "connectivity", [BitFlips(), Joined((BitFlips(), AllFlips())), Rotations()]
+)
+def test_flow_keeps_probability_and_the_model(x64, connectivity):
+    matrix = random_matrix(1, 5)
+    gamma = dynamics.flow_matrix(quadratic, matrix, connectivity, 5)
+    p = jnp.exp(exact.log_probs(quadratic, matrix, 5))
+    np.testing.assert_allclose(gamma.sum(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(gamma @ p, 0, atol=1e-12)
+    balance = gamma * p[None]
+    np.testing.assert_allclose(balance, balance.T, atol=1e-13)
+
+
+def test_flows_count_weights_and_ratios_and_no_state_neighbours_itself(x64):
+    matrix = random_matrix(2, 3)
+    plain = dynamics.flow_matrix(quadratic, matrix, Rotations(), 3)
+    ratio = Rotations(weight=0.5, log_ratio=2 * np.log(3.0))
+    weighted = dynamics.flow_matrix(quadratic, matrix, ratio, 3)
+    np.testing.assert_allclose(weighted, 1.5 * plain, atol=1e-12)
+    assert not plain[:, 0].any()
+    assert not plain[:, 7].any()
+
+
+def test_initial_flow_out_of_data_is_the_derivative_of_kl(x64):
+    matrix = random_matrix(3, 4)
+    flow = dynamics.spectrum(quadratic, matrix, BitFlips(), 4)
+    gamma = dynamics.flow_matrix(quadratic, matrix, BitFlips(), 4)
+    start = jnp.zeros(16).at[5].set(1.0)
+    rate = jax.jacfwd(lambda t: dynamics.evolve(flow, start, t))(0.0)
+    np.testing.assert_allclose(rate, gamma @ start, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "connectivity", [BitFlips(), Joined((BitFlips(), AllFlips())), Rotations()]
+)
+def test_spectrum_is_that_of_the_flow(x64, connectivity):
+    matrix = random_matrix(4, 5)
+    values, vectors, log_p, diagonal = dynamics.spectrum(
+        quadratic, matrix, connectivity, 5
+    )
+    gamma = dynamics.flow_matrix(quadratic, matrix, connectivity, 5)
+    modes = jnp.exp(log_p / 2)[:, None] * vectors
+    np.testing.assert_allclose(gamma @ modes, modes * values[None], atol=1e-10)
+    np.testing.assert_allclose(vectors.T @ vectors, jnp.eye(32), atol=1e-12)
+    np.testing.assert_allclose(diagonal, jnp.diag(gamma), rtol=1e-12)
+    assert values[0] == 0
+    assert (jnp.diff(values) <= 0).all()
+
+
+def test_values_of_free_units_are_even_integers(x64):
+    flow = dynamics.spectrum(quadratic, jnp.zeros((4, 4)), BitFlips(), 4)
+    expected = np.repeat([0, -2, -4, -6, -8], [1, 4, 6, 4, 1])
+    np.testing.assert_allclose(flow.values, expected, atol=1e-12)
+
+
+def test_evolution_starts_at_the_data_and_ends_at_the_model(x64):
+    flow = dynamics.spectrum(quadratic, random_matrix(5, 6), BitFlips(), 6)
+    start = jax.random.dirichlet(jax.random.key(0), jnp.ones(64))
+    np.testing.assert_allclose(dynamics.evolve(flow, start, 0.0), start, atol=1e-11)
+    end = dynamics.evolve(flow, start, 1e6)
+    np.testing.assert_allclose(end, jnp.exp(flow.log_p), atol=1e-14)
+
+
+def test_evolution_is_the_matrix_exponential(x64):
+    matrix = random_matrix(6, 4)
+    flow = dynamics.spectrum(quadratic, matrix, BitFlips(), 4)
+    gamma = dynamics.flow_matrix(quadratic, matrix, BitFlips(), 4)
+    start = jnp.zeros(16).at[3].set(1.0)
+    for t in (0.01, 0.3, 2.0):
+        found = dynamics.evolve(flow, start, t)
+        expected = jax.scipy.linalg.expm(gamma * t, max_squarings=40) @ start
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+        np.testing.assert_allclose(found.sum(), 1, rtol=1e-12)
+        assert (found > 0).all()
+
+
+def test_divergence_from_the_model_falls_all_the_way(x64):
+    flow = dynamics.spectrum(quadratic, random_matrix(7, 5), BitFlips(), 5)
+    start = jnp.zeros(32).at[9].set(1.0)
+    path = [dynamics.evolve(flow, start, t) for t in (0.0, 0.01, 0.1, 0.3, 1.0, 3.0)]
+    divergence = [exact.kl(jnp.log(jnp.maximum(p, 0)), flow.log_p) for p in path]
+    assert (np.diff(divergence) < 0).all()
+
+
+def test_states_that_exchange_nothing_keep_their_probability(x64):
+    flow = dynamics.spectrum(quadratic, random_matrix(8, 3), AllFlips(), 3)
+    start = jnp.zeros(8).at[1].set(1.0)
+    end = dynamics.evolve(flow, start, 1e6)
+    pair = jnp.exp(flow.log_p[jnp.array([1, 6])])
+    np.testing.assert_allclose(end[jnp.array([1, 6])], pair / pair.sum(), atol=1e-11)
+    np.testing.assert_allclose(end.sum(), 1, rtol=1e-11)
+    assert (dynamics.log_prob_bound(flow) == -jnp.inf).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bounds_hold_on_a_hundred_random_models(dtype):
+    tight = 0
+    with jax.enable_x64(dtype == "float64"):
+        for seed in range(100):
+            rng = np.random.default_rng(seed)
+            size, scale = int(rng.choice([1, 2, 3, 5, 8])), rng.choice([0.3, 1.0, 3.0])
+            matrix = random_matrix(seed, size, scale)
+            flow = dynamics.spectrum(quadratic, matrix, BitFlips(), size)
+            slack = 1e-5 if dtype == "float32" else 1e-12
+            bound = dynamics.log_prob_bound(flow)
+            assert (bound <= flow.log_p + slack).all()
+            tight += bool((bound > -jnp.inf).any())
+            rate = dynamics.second_eigenvalue_bound(flow.diagonal, flow.log_p)
+            assert rate <= flow.values[1] - slack * flow.diagonal.min()
+    assert tight > 20
+
+
+def test_bounds_are_equalities_for_one_unit(x64):
+    flow = dynamics.spectrum(quadratic, jnp.array([[0.7]]), BitFlips(), 1)
+    np.testing.assert_allclose(dynamics.log_prob_bound(flow), flow.log_p, rtol=1e-12)
+    rate = dynamics.second_eigenvalue_bound(flow.diagonal, flow.log_p)
+    np.testing.assert_allclose(rate, flow.values[1], rtol=1e-12)
+
+
+def test_eigenvalue_bound_stays_below_with_looser_probabilities(x64):
+    flow = dynamics.spectrum(quadratic, random_matrix(9, 6), BitFlips(), 6)
+    exactly = dynamics.second_eigenvalue_bound(flow.diagonal, flow.log_p)
+    loosely = dynamics.second_eigenvalue_bound(flow.diagonal, flow.log_p / 2)
+    some = dynamics.second_eigenvalue_bound(flow.diagonal[:9], flow.log_p[:9])
+    assert loosely < exactly <= flow.values[1]
+    assert some <= exactly
+
+
+def test_eigenvalue_bound_in_place_of_the_eigenvalue_would_break_the_other(x64):
+    flow = dynamics.spectrum(quadratic, random_matrix(10, 6), BitFlips(), 6)
+    assumed = flow.log_p / 2
+    rate = dynamics.second_eigenvalue_bound(flow.diagonal, assumed)
+    wrong = dynamics.log_prob_bound(flow._replace(values=flow.values.at[1].set(rate)))
+    worst = jnp.argmax(flow.diagonal / -jnp.expm1(assumed))
+    np.testing.assert_allclose(wrong[worst], assumed[worst], atol=1e-10)
+    assert wrong[worst] > flow.log_p[worst] + 0.1
+
+
+def test_flow_matrix_is_differentiable_in_the_parameters(x64):
+    matrix = random_matrix(11, 3)
+
+    def flow_out_of_zero(m):
+        return -dynamics.flow_matrix(quadratic, m, BitFlips(), 3)[0, 0]
+
+    # K = sum_i exp(-J_ii / 2): its gradient carries the factor one half.
+    expected = -0.5 * jnp.exp(-jnp.diag(matrix) / 2)
+    gradient = jax.grad(flow_out_of_zero)(matrix)
+    np.testing.assert_allclose(jnp.diag(gradient), expected, rtol=1e-12)
+
+
+def test_three_states_a_site_flow_too(x64):
+    matrix = random_matrix(12, 2)
+    gamma = dynamics.flow_matrix(quadratic, matrix, Turns(), 2, num_states=3)
+    p = jnp.exp(exact.log_probs(quadratic, matrix, 2, num_states=3))
+    assert gamma.shape == (9, 9)
+    np.testing.assert_allclose(gamma @ p, 0, atol=1e-12)
+    assert ((gamma != 0).sum(axis=0) == 5).all()
+
+
+def test_spaces_too_large_and_one_way_connections_are_refused():
+    matrix = random_matrix(13, 3)
+    with pytest.raises(ValueError, match=r"at most 2\*\*12 = 4096 states, got 2\*\*13"):
+        dynamics.spectrum(quadratic, jnp.zeros((13, 13)), BitFlips(), 13)
+    with pytest.raises(ValueError, match=r"at most 2\*\*12 .* row and a column"):
+        dynamics.flow_matrix(quadratic, jnp.zeros((40, 40)), BitFlips(), 40)
+    with pytest.raises(ValueError, match="symmetric, got 1.0 from state .* 0.0 back"):
+        dynamics.spectrum(quadratic, matrix, Rotations(back=False), 3)

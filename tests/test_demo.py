@@ -1,0 +1,33 @@
+import sys
+
+import pytest
+
+from probjax import cli, demo
+
+
+def test_demo_prints_its_table_and_draws_its_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "SHAPE", (4, 4))
+    monkeypatch.setattr(demo, "NUM_STATES", 5000)
+    monkeypatch.setattr(demo, "VARIANCE", 0.5)
+    monkeypatch.setattr(
+        sys, "argv", ["probjax", "demo", "--out", str(tmp_path / "new")]
+    )
+    cli.main()
+    printed = capsys.readouterr().out
+    for line in printed.splitlines():
+        if line.startswith(("MPF", "pseudolikelihood")):
+            name, coupling, correlation, divergence, held_out, seconds = line.split()
+            assert 0 < float(coupling) < 0.2
+            assert 0 < float(correlation) < 1e-2
+            assert 0 < float(divergence) < 0.05
+            assert float(held_out) < 0
+    figure = tmp_path / "new" / "spin-glass.png"
+    assert str(figure) in printed
+    assert figure.stat().st_size > 10_000
+
+
+def test_unknown_commands_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["probjax", "dance"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "demo" in capsys.readouterr().err
