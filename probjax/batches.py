@@ -1,64 +1,76 @@
 """Minibatches: which rows each round and each step of a fit sees.
 
 A round is dealt the rows that its steps will visit, so that only their context need be
-refreshed: one batch where rounds have one step, all rows where they have many.
+refreshed: a few batches where rounds are short, all rows where they are long. Rows with
+weights are dealt in proportion to them, and then count equally.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Array, PRNGKeyArray, PyTree
+from probjax.types import Array, Float, PRNGKeyArray, PyTree
+
+Weights = Float[Array, " row"] | None
 
 
 class Batches(NamedTuple):
     """Rows dealt out like cards: to each round a hand, to each of its steps a batch."""
 
     deck: Array
-    """All rows, in shuffled order."""
+    """Rows in shuffled order."""
     dealt: Array
     """How many of them rounds have had since it was shuffled."""
     hand: Array
-    """This round's rows, as `(batch, row)`."""
-
-    @property
-    def rows(self) -> Array:
-        """The rows this round visits."""
-        return self.hand.ravel()
+    """The rows this round visits."""
 
 
-def shuffle(key: PRNGKeyArray, count: int, size: int, steps: int) -> Batches:
-    """`count` rows in batches of `size`, for rounds of `steps` steps."""
-    deck = jax.random.permutation(key, count)
-    batches = min(steps, count // size)
-    return Batches(deck, jnp.asarray(0), deck[: batches * size].reshape(-1, size))
+def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
+    """`count` rows in random order: each once, or as often as its weight asks."""
+    if weights is None:
+        return jax.random.permutation(key, count)
+    offset_key, order_key = jax.random.split(key)
+    # One random offset for a comb of equal steps: no row strays from its share by more
+    # than one.
+    comb = (jax.random.uniform(offset_key) + jnp.arange(count)) / count
+    shares = jnp.cumsum(weights) / weights.sum()
+    rows = jnp.minimum(jnp.searchsorted(shares, comb, side="right"), count - 1)
+    return jax.random.permutation(order_key, rows)
 
 
-def deal(key: PRNGKeyArray, batches: Batches) -> Batches:
+def first_deck(
+    key: PRNGKeyArray, weights: Weights, count: int, *, size: int, steps: int
+) -> Batches:
+    """`count` rows for rounds of `steps` batches of `size`; nothing dealt yet."""
+    deck = shuffle(key, weights, count)
+    hand = steps * size if steps <= count // size else count
+    return Batches(deck, jnp.asarray(0), deck[:hand])
+
+
+def deal(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
     """The next round's hand, from the deck or, if too few are left, a new one."""
     deck, dealt, hand = batches
-    short = dealt + hand.size > deck.size
-    deck = jax.lax.cond(short, lambda: _shuffled(key, deck), lambda: deck)
+    short = dealt + len(hand) > len(deck)
+    deck = jax.lax.cond(short, lambda: shuffle(key, weights, len(deck)), lambda: deck)
     dealt = jnp.where(short, 0, dealt)
-    rows = jax.lax.dynamic_slice_in_dim(deck, dealt, hand.size)
-    return Batches(deck, dealt + hand.size, rows.reshape(hand.shape))
+    hand = jax.lax.dynamic_slice_in_dim(deck, dealt, len(hand))
+    return Batches(deck, dealt + len(hand), hand)
 
 
 def next_batch(
-    key: PRNGKeyArray, batches: Batches, step: Array
+    key: PRNGKeyArray, batches: Batches, step: Array, *, size: int
 ) -> tuple[Batches, Array]:
     """The step's batch; the hand is shuffled anew for every pass over it."""
-    place = step % len(batches.hand)
+    place = step % (len(batches.hand) // size)
     again = (place == 0) & (step > 0)
-    mix = partial(_shuffled, jax.random.fold_in(key, step), batches.hand)
-    hand = jax.lax.cond(again, mix, lambda: batches.hand)
-    return batches._replace(hand=hand), hand[place]
-
-
-def _shuffled(key, rows):
-    return jax.random.permutation(key, rows.ravel()).reshape(rows.shape)
+    hand = jax.lax.cond(
+        again,
+        lambda: jax.random.permutation(jax.random.fold_in(key, step), batches.hand),
+        lambda: batches.hand,
+    )
+    batch = jax.lax.dynamic_slice_in_dim(hand, place * size, size)
+    return batches._replace(hand=hand), batch
 
 
 def take(tree: PyTree, rows: Array) -> PyTree:

@@ -87,6 +87,8 @@ class GaussianSteps:
     num_draws: int = static(default=1)
 
     def __post_init__(self):
+        if isinstance(self.scale, float) and not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
         if self.num_draws < 1:
             raise ValueError(f"num_draws must be at least 1, got {self.num_draws}")
 

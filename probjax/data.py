@@ -37,6 +37,8 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     [2.0, 1.0]
     """
     data = as_data(data)
+    if not isinstance(data.x, jax.Array):
+        raise ValueError("unique_rows needs data of one array, got a tree")
     rows = np.asarray(data.x)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
     weights = None if data.weights is None else np.asarray(data.weights)

@@ -10,8 +10,6 @@ import dataclasses
 import importlib
 import json
 import os
-import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +29,15 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
     leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
     path = Path(path)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(partial, "wb") as file:
             np.savez(file, allow_pickle=False, structure=np.array(structure), **leaves)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
@@ -54,15 +51,14 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             header = json.loads(str(file["structure"]))
             arrays = [file[f"leaf{i}"] for i in range(len(file.files) - 1)]
+        if header["format"] != _FORMAT:
+            raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
+        return _rebuild(header["tree"], arrays, like)
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a whole probjax file: {error}") from error
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a file of format {_FORMAT!r}")
-    if like is not None:
-        return _fill(path, like, arrays)
-    return _rebuild(header["tree"], arrays)
+    except Exception as error:
+        # A damaged file can fail in any of the parsers: all of it is one trouble.
+        raise ValueError(f"{path} cannot be read as a probjax file: {error}") from error
 
 
 def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
@@ -85,10 +81,14 @@ def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _describe_array(node, arrays):
-    random = jnp.issubdtype(node.dtype, jax.dtypes.prng_key)
-    arrays.append(np.asarray(jax.random.key_data(node) if random else node))
-    place = {"leaf": len(arrays) - 1}
-    return {**place, "key": str(jax.random.key_impl(node))} if random else place
+    if jnp.issubdtype(node.dtype, jax.dtypes.prng_key):
+        arrays.append(np.asarray(jax.random.key_data(node)))
+        return {"leaf": len(arrays) - 1, "key": str(jax.random.key_impl(node))}
+    array = np.asarray(node)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"cannot save an array of {array.dtype}")
+    arrays.append(array)
+    return {"leaf": len(arrays) - 1}
 
 
 def _describe_record(node, names, arrays):
@@ -97,43 +97,59 @@ def _describe_record(node, names, arrays):
     return {"record": name, "fields": fields}
 
 
-def _rebuild(node: dict, arrays: list[np.ndarray]) -> Any:
+def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
+    """The tree that `node` describes, in the classes of `like` where that is given."""
     match node:
         case {"value": value}:
             return value
         case {"leaf": index, "key": kind}:
             return jax.random.wrap_key_data(arrays[index], impl=kind)
         case {"leaf": index}:
-            return jnp.asarray(arrays[index])
-        case {"tuple": children}:
-            return tuple(_rebuild(child, arrays) for child in children)
-        case {"list": children}:
-            return [_rebuild(child, arrays) for child in children]
+            return _array(arrays[index], like)
+        case {"tuple": children} | {"list": children}:
+            kind = tuple if "tuple" in node else list
+            likes = [None] * len(children) if like is None else like
+            pairs = zip(children, likes, strict=True)
+            return kind(_rebuild(child, arrays, each) for child, each in pairs)
         case {"dict": children}:
-            return {name: _rebuild(child, arrays) for name, child in children.items()}
+            likes = dict.fromkeys(children) if like is None else like
+            _check_names(children, likes)
+            return {
+                name: _rebuild(child, arrays, likes[name])
+                for name, child in children.items()
+            }
         case {"record": name, "fields": fields}:
-            fields = {name: _rebuild(child, arrays) for name, child in fields.items()}
-            return _trusted_class(name)(**fields)
-    raise ValueError(f"a probjax file cannot hold {sorted(node)}")
+            kind = _trusted_class(name) if like is None else type(like)
+            likes = {field: getattr(like, field, None) for field in fields}
+            fields = {
+                field: _rebuild(child, arrays, likes[field])
+                for field, child in fields.items()
+            }
+            return kind(**fields)
+    raise ValueError(f"it holds an unknown node {sorted(node)}")
+
+
+def _array(array, like):
+    if like is not None and jnp.shape(like) != array.shape:
+        raise ValueError(f"expected shape {jnp.shape(like)}, found {array.shape}")
+    if array.dtype == np.float64 and not jax.config.jax_enable_x64:  # pyright: ignore
+        raise ValueError("it holds float64 numbers: enable jax_enable_x64 to load them")
+    return jax.device_put(array)
+
+
+def _check_names(found, expected):
+    if set(found) != set(expected):
+        raise ValueError(f"expected names {sorted(expected)}, found {sorted(found)}")
 
 
 def _trusted_class(name):
     module, _, path = name.partition(":")
     if module.partition(".")[0] not in _TRUSTED:
-        raise ValueError(f"the file holds a {name}; pass like= to read it")
+        raise ValueError(f"it holds a {name}; pass like= to read it")
     found = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
     is_record = dataclasses.is_dataclass(found) or hasattr(found, "_fields")
     if not (isinstance(found, type) and is_record):
-        raise ValueError(f"the file names {name}, which is no record")
+        raise ValueError(f"it names {name}, which is no record")
     return found
-
-
-def _fill(path, like, arrays):
-    leaves, form = jax.tree.flatten(like)
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    found = [array.shape for array in arrays]
-    if shapes != found:
-        raise ValueError(f"{path} holds arrays of shapes {found}, expected {shapes}")
-    return jax.tree.unflatten(form, [jnp.asarray(array) for array in arrays])

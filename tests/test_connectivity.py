@@ -33,6 +33,12 @@ def test_sampled_members_of_a_union_keep_their_own_weights(key):
     np.testing.assert_allclose(found.weight, [1, 0.25, 0.25, 0.25, 0.25])
 
 
+def test_members_of_a_union_draw_independently(key):
+    joined = Joined((GaussianSteps(1.0), GaussianSteps(1.0)))
+    first, second = joined.draw(key, MODEL, X)
+    assert not jnp.any(first == second)
+
+
 def test_gaussian_steps_have_the_scale_asked_for(key):
     steps = GaussianSteps(0.3, num_draws=20_000)
     found = steps.states(X, steps.draw(key, MODEL, X)).x - X[None]
@@ -53,6 +59,8 @@ def test_other_values_are_refused():
         binary(jnp.array([[-1, 1]]))
     with pytest.raises(ValueError, match="0 and 1, got others"):
         BitFlips().prepare(jnp.array([[0, 2]]))
+    with pytest.raises(ValueError, match="scale must be positive, got 0.0"):
+        GaussianSteps(0)
     with pytest.raises(ValueError, match="num_draws must be at least 1"):
         GaussianSteps(1.0, num_draws=0)
 

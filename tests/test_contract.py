@@ -7,17 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from small_models import cubic_energy, cubic_params, random_ising
 
 from probjax import L1, MPF, GaussianSteps, Potential, PseudoLikelihood, fit, ising
-from probjax.fitting import _run
+from probjax.rounds import run_rounds
+
+ADAM = optax.adam(0.05)
 
 
 def traces(monkeypatch, most):
     """Make `fit` fail if its core is traced more than `most` times."""
     chex.clear_trace_counter()
-    counted = jax.jit(chex.assert_max_traces(n=most)(_run))
-    monkeypatch.setattr("probjax.fitting._run_jit", counted)
+    counted = jax.jit(chex.assert_max_traces(n=most)(run_rounds))
+    monkeypatch.setattr("probjax.fitting.run_compiled", counted)
 
 
 def bits(seed, rows, size):
@@ -64,7 +67,6 @@ def test_sampled_connectivity_with_minibatches_compiles_once_for_new_knobs(
     monkeypatch,
 ):
     traces(monkeypatch, 1)
-    adam = optax.adam(0.05)
     for scale in (1, 0.5):
         data = 2.0 * jax.random.normal(jax.random.key(3), (1000, 1)) + 1.0
         found = fit(
@@ -72,7 +74,7 @@ def test_sampled_connectivity_with_minibatches_compiles_once_for_new_knobs(
             MPF(gaussian, connectivity=GaussianSteps(scale, num_draws=4)),
             jnp.zeros(2),
             data,
-            optimizer=adam,
+            optimizer=ADAM,
             batch_size=200,
             num_rounds=100,
             steps_per_round=3,
@@ -124,28 +126,81 @@ def test_annealed_hmc_step_costs_one_gradient_of_the_target():
     def base(params, x):
         return jnp.sum(x**2) / 2
 
-    def leap(carry, beta):
-        x, v, (terms, gradients) = carry
-        model = Potential((base, target), (None, params), jnp.stack([1 - beta, beta]))
-        v = v - 0.05 * model.combine(gradients)
-        x = x + 0.1 * v
-        cache = model.terms_and_gradients(x)
-        v = v - 0.05 * model.combine(cache[1])
-        return (x, v, cache), model(x) - model.combine(cache[0])
-
-    params, x, v = jnp.arange(1.0, 4.0), jnp.ones(3), jnp.ones(3)
-    start = Potential((base, target), (None, params), jnp.array([1.0, 0.0]))
-
     @jax.jit
-    def run(x, v):
+    def run(params, x, v):
+        def leap(carry, beta):
+            x, v, (terms, gradients) = carry
+            weights = jnp.stack([1 - beta, beta])
+            model = Potential((base, target), (None, params), weights)
+            v = v - 0.05 * model.combine(gradients)
+            x = x + 0.1 * v
+            cache = model.terms_and_gradients(x)
+            v = v - 0.05 * model.combine(cache[1])
+            return (x, v, cache), model(x) - model.combine(cache[0])
+
+        start = Potential((base, target), (None, params), jnp.array([1.0, 0.0]))
         carry = (x, v, start.terms_and_gradients(x))
         return jax.lax.scan(leap, carry, jnp.linspace(0, 1, 50))
 
-    _, stale = run(x, v)
-    # Traced once in the start, once for the gradient in the loop's body, and once for
-    # `model(x)`, which only this test asks for.
+    many = jax.jit(jax.vmap(run, (None, 0, 0)))
+    for scale in (1.0, 2.0):
+        _, stale = many(
+            scale * jnp.arange(1.0, 4.0), jnp.ones((5, 3)), jnp.ones((5, 3))
+        )
+        np.testing.assert_allclose(stale, 0, atol=1e-4)
+    # Traced once at the start, once for the gradient in the loop's body, and once for
+    # `model(x)`, which only this test asks for; and not again for new parameters.
     assert len(evaluations) == 3
-    np.testing.assert_allclose(stale, 0, atol=1e-5)
+
+
+def test_a_repeated_fit_compiles_nothing_at_all():
+    compiled = []
+
+    def listen(event, duration_secs, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration_secs)
+
+    def learn(seed, strength):
+        data = bits(seed, 200, 5)
+        start = random_ising(seed, 5, scale=0.1 * (1 + seed))
+        chart = ising.centred(data)
+        fits = [
+            fit(jax.random.key(seed), MPF(ising.energy), start, data, chart=chart),
+            fit(
+                jax.random.key(seed),
+                MPF(ising.energy),
+                start,
+                data,
+                penalty=L1(strength),
+            ),
+        ]
+        return [len(found.losses) for found in fits]
+
+    lengths = learn(0, 0.01), learn(1, 0.02)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        lengths += (learn(2, jnp.float32(0.03)), learn(3, 1))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(set(map(tuple, lengths))) > 1
+    assert compiled == []
+
+
+@pytest.mark.parametrize("options", ["minibatches", "l1"])
+def test_every_way_down_works_under_vmap(options):
+    data = jnp.stack([bits(seed, 100, 4).astype(float) for seed in range(3)])
+    start, key = random_ising(0, 4, scale=0.2), jax.random.key(0)
+    chosen = {
+        "minibatches": dict(optimizer=ADAM, batch_size=20, steps_per_round=7),
+        "l1": dict(penalty=L1(0.02)),
+    }[options]
+
+    def one(rows):
+        return fit(key, MPF(ising.energy), start, rows, **chosen).params
+
+    together = jax.vmap(one)(data)
+    alone = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(one, data))
+    chex.assert_trees_all_close(together, alone, atol=1e-3)
 
 
 def test_fit_under_vmap_equals_fits_one_by_one():

@@ -21,6 +21,9 @@ from probjax import (
     ising,
     unique_rows,
 )
+from probjax.batches import first_deck, next_batch
+from probjax.descent import QuasiNewton
+from probjax.types import Context
 
 SIZE = 6
 ADAM = optax.adam(0.02)
@@ -146,7 +149,8 @@ def test_l1_satisfies_the_conditions_of_its_minimum(strength, x64, key):
     def loss(params):
         return jax.vmap(lambda x: objective.row(params, x, ()))(data).mean()
 
-    gradient = jax.grad(loss)(found.params)
+    value, gradient = jax.value_and_grad(loss)(found.params)
+    np.testing.assert_allclose(found.loss, value + penalty.value(found.params))
     zero = found.params.coupling == 0
     assert jnp.abs(gradient.bias).max() < 1e-7
     assert jnp.all(jnp.abs(gradient.coupling)[zero] <= strength + 1e-7)
@@ -159,7 +163,7 @@ def test_minibatches_visit_every_row_of_a_pass_once():
     """Plain steps of unit length on linear losses add up the rows they saw."""
     seen = fit(
         jax.random.key(0),
-        Linear(),
+        LINEAR,
         jnp.zeros(12),
         jnp.eye(12),
         optimizer=optax.sgd(-1.0),
@@ -173,7 +177,7 @@ def test_minibatches_visit_every_row_of_a_pass_once():
 def test_minibatches_within_a_round_pass_over_all_rows_again_and_again():
     seen = fit(
         jax.random.key(0),
-        Linear(),
+        LINEAR,
         jnp.zeros(12),
         jnp.eye(12),
         optimizer=optax.sgd(-1.0),
@@ -186,7 +190,7 @@ def test_minibatches_within_a_round_pass_over_all_rows_again_and_again():
 def test_rows_that_fill_no_batch_have_their_turn_after_the_next_shuffle():
     seen = fit(
         jax.random.key(0),
-        Linear(),
+        LINEAR,
         jnp.zeros(10),
         jnp.eye(10),
         optimizer=optax.sgd(-1.0),
@@ -201,7 +205,7 @@ def test_rows_that_fill_no_batch_have_their_turn_after_the_next_shuffle():
 def test_a_round_refreshes_only_the_rows_its_steps_will_visit():
     found = fit(
         jax.random.key(0),
-        Counting(),
+        LINEAR,
         jnp.zeros(12),
         jnp.eye(12),
         optimizer=optax.sgd(1.0),
@@ -212,30 +216,25 @@ def test_a_round_refreshes_only_the_rows_its_steps_will_visit():
     counts = found.context.rows
     assert counts.sum() == 10
     assert counts.max() == 1
-    assert found.context.shared == 5
 
 
 class Linear:
-    """The loss is the mean over rows of params . x; rows and rounds are counted."""
+    """The loss is the mean over rows of params . x.
+
+    Rows count how often they were refreshed; shared are the last two random draws.
+    """
 
     reduce = staticmethod(lambda values, weights: weights @ values / weights.sum())
-
-    def __eq__(self, other):
-        return type(self) is type(other)
-
-    def __hash__(self):
-        return hash(type(self))
 
     def prepare(self, params, data):
         return data
 
     def init(self, key, params, data):
-        from probjax.types import Context
-
-        return Context(jnp.zeros(len(data.x)), jnp.zeros(()))
+        return Context(jnp.zeros(len(data.x)), jnp.zeros(2))
 
     def refresh(self, key, params, data, context):
-        return context._replace(rows=context.rows + 1, shared=context.shared + 1)
+        draws = jnp.stack([context.shared[1], jax.random.uniform(key)])
+        return Context(context.rows + 1, draws)
 
     def row(self, params, x, context):
         return params @ x
@@ -244,12 +243,111 @@ class Linear:
         return 0.0
 
 
-class Counting(Linear):
-    pass
+jax.tree_util.register_static(Linear)
+LINEAR = Linear()
 
 
-for cls in (Linear, Counting):
-    jax.tree_util.register_static(cls)
+def test_every_round_is_refreshed_with_a_key_of_its_own():
+    found = fit(
+        jax.random.key(0),
+        LINEAR,
+        jnp.zeros(3),
+        jnp.eye(3),
+        optimizer=ADAM,
+        num_rounds=2,
+        steps_per_round=1,
+    )
+    first, second = found.context.shared
+    assert first != second
+
+
+def test_the_hand_is_shuffled_for_every_pass():
+    batches = first_deck(jax.random.key(0), None, 12, size=4, steps=9)
+    key, order = jax.random.key(1), []
+    for step in range(6):
+        batches, rows_ = next_batch(key, batches, jnp.asarray(step), size=4)
+        order += rows_.tolist()
+    assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
+    assert order[:12] != order[12:]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_minibatches_honour_weights(batch_size):
+    """A logistic mean: with weights 9 and 1, unit 0 is on a tenth of the time."""
+    data = Data(jnp.array([[0.0], [1.0]] * 10), jnp.array([9.0, 1.0] * 10))
+    found = fit(
+        jax.random.key(0),
+        PseudoLikelihood(independent),
+        jnp.zeros(1),
+        data,
+        optimizer=optax.sgd(optax.linear_schedule(2.0, 0.01, 2000)),
+        batch_size=batch_size,
+        num_rounds=200,
+        steps_per_round=10,
+    )
+    assert abs(jax.nn.sigmoid(-found.params[0]) - 0.1) < 0.02
+
+
+def independent(params, x):
+    return params @ x
+
+
+def test_one_long_round_of_minibatches_sees_every_row():
+    """Six of ten rows fill the only batch of a pass; the others come in later ones."""
+    seen = fit(
+        jax.random.key(0),
+        LINEAR,
+        jnp.zeros(10),
+        jnp.eye(10),
+        optimizer=optax.sgd(-1.0),
+        batch_size=6,
+        steps_per_round=300,
+    )
+    np.testing.assert_allclose(seen.params.sum(), 300, rtol=1e-5)
+    assert jnp.abs(seen.params - 30).max() < 5 * np.sqrt(300 * 0.6 * 0.4 / 36)
+
+
+def test_optimizers_are_given_the_rows_of_their_step():
+    def update(updates, state, params=None, *, data, value, grad, value_fn):
+        assert value_fn(params, data=data).shape == ()
+        return jax.tree.map(lambda leaf: -data.x.sum(0), updates), state
+
+    optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    found = fit(
+        jax.random.key(0),
+        LINEAR,
+        jnp.zeros(6),
+        jnp.eye(6),
+        optimizer=optimizer,
+        batch_size=2,
+        steps_per_round=3,
+    )
+    np.testing.assert_allclose(found.params, -1)
+
+
+def test_a_stopping_rule_ends_all_rounds():
+    found = fit(
+        jax.random.key(0),
+        LINEAR,
+        jnp.zeros(3),
+        jnp.eye(3),
+        optimizer=ADAM,
+        num_rounds=5,
+        steps_per_round=4,
+        stop=after_six,
+    )
+    assert len(found.losses) == 6
+
+
+def after_six(progress, data):
+    return progress.step >= 6
+
+
+def test_the_default_begins_anew_in_every_round():
+    method, point = QuasiNewton(), jnp.ones(3)
+    fresh = method.start(point)
+    used = fresh._replace(value=jnp.asarray(1.0), direction=point, idle=jnp.asarray(9))
+    chex.assert_trees_all_equal(method.start(point, used), fresh)
 
 
 def test_a_callback_sees_the_same_run_and_may_end_it(key):
@@ -260,6 +358,10 @@ def test_a_callback_sees_the_same_run_and_may_end_it(key):
     )
     chex.assert_trees_all_equal(told, silent)
     assert [int(progress.step) for progress in seen[:3]] == [4, 8, 12]
+    assert [float(p.loss) for p in seen[:2]] == silent.losses[
+        jnp.array([3, 7])
+    ].tolist()
+    assert silent.loss == silent.losses[-1]
     assert seen[-1].gradient_norm == silent.gradient_norm
     ended = fit(
         key,
@@ -361,11 +463,12 @@ def test_float32_and_float64_agree(key):
 
 def test_params_of_float32_stay_so_where_float64_is_allowed(x64, key):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), start())
-    found = fit(key, MPF(ising.energy), params, np.asarray(rows(), float))
-    assert {leaf.dtype for leaf in jax.tree.leaves(found.params)} == {
-        jnp.dtype(jnp.float32)
-    }
-    assert found.losses.dtype == jnp.float32
+    data = np.asarray(rows(), float)
+    weights = jax.tree.map(lambda leaf: leaf.astype(float), start())
+    for options in ({}, {"chart": ising.centred(data)}, {"penalty": L1(0.1, weights)}):
+        found = fit(key, MPF(ising.energy), params, data, **options)
+        kinds = {leaf.dtype for leaf in jax.tree.leaves((found.params, found.losses))}
+        assert kinds == {jnp.dtype(jnp.float32)}
 
 
 def test_a_fit_that_falls_short_says_so_in_words(key):
@@ -389,6 +492,27 @@ def test_an_energy_that_fails_is_reported_and_not_returned_as_converged(key):
     with pytest.warns(ConvergenceWarning, match="not finite"):
         found = fit(key, MPF(broken), jnp.ones(2), jnp.array([[0.0, 1.0]]))
     assert not found.converged
+
+
+def test_a_diverging_optimizer_is_reported(key):
+    with pytest.warns(ConvergenceWarning, match="not finite"):
+        fit(
+            key,
+            MPF(ising.energy),
+            start(),
+            rows(),
+            optimizer=optax.sgd(1e30),
+            steps_per_round=5,
+        )
+
+
+def test_a_fit_that_starts_at_its_minimum_knows_its_loss(key):
+    data = rows()
+    best = fit(key, MPF(ising.energy), start(), data)
+    again = fit(key, MPF(ising.energy), best.params, data)
+    assert again.converged
+    assert len(again.losses) == 0
+    np.testing.assert_allclose(again.loss, best.loss, rtol=1e-6)
 
 
 def test_energies_that_are_not_linear_are_fitted_too(key):
@@ -422,8 +546,15 @@ def bad_inputs():
             {"batch_size": 21, "optimizer": ADAM},
             "from 1 to the 20 rows, got 21",
         ),
-        (objective, start(), data, {"num_rounds": 0}, "num_rounds must be at least 1"),
-        (objective, start(), data, {"chunk_size": 0}, "chunk_size must be at least 1"),
+        (objective, (), data, {}, "params must hold at least one array"),
+        (objective, start(), data, {"num_rounds": 0}, "num_rounds must be an integer"),
+        (
+            objective,
+            start(),
+            data,
+            {"chunk_size": 2.0},
+            "chunk_size must be an integer",
+        ),
         (objective, start(), data, {"tolerance": -1.0}, "tolerance must not be"),
         (
             objective,

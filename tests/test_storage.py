@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from typing import NamedTuple
 
 import chex
@@ -61,14 +62,64 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"not a model"):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="not a whole probjax file"):
+        with pytest.raises(ValueError, match="cannot be read as a probjax file"):
             storage.load(path)
     np.savez(path.with_suffix(".npz"), weights=np.ones(3))
-    with pytest.raises(ValueError, match="not a whole probjax file"):
+    with pytest.raises(ValueError, match="cannot be read as a probjax file"):
         storage.load(path.with_suffix(".npz"))
     np.savez(path.with_suffix(".npz"), structure=np.array('{"format": "other"}'))
     with pytest.raises(ValueError, match="format"):
         storage.load(path.with_suffix(".npz"))
+
+
+def test_damage_anywhere_in_a_file_is_one_value_error(tmp_path):
+    def forged(text):
+        np.savez(tmp_path / "forged.npz", structure=np.array(text))
+        return tmp_path / "forged.npz"
+
+    for tree in (
+        '{"record": "probjax.gone:Params", "fields": {}}',
+        '{"record": "probjax.models.ising:Gone", "fields": {}}',
+        '{"record": "probjax.models.ising:Params", "fields": {}}',
+        '{"leaf": 3}',
+        '{"surprise": 1}',
+    ):
+        with pytest.raises(ValueError, match="cannot be read"):
+            storage.load(forged(f'{{"format": "probjax 1", "tree": {tree}}}'))
+    with pytest.raises(ValueError, match="cannot be read"):
+        storage.load(forged('{"format": "probjax 1"}'))
+    storage.save(tmp_path / "model", random_ising(0, 5))
+    whole = (tmp_path / "model").read_bytes()
+    for place in range(0, len(whole), 97):
+        broken = bytes([*whole[:place], whole[place] ^ 255, *whole[place + 1 :]])
+        (tmp_path / "model").write_bytes(broken)
+        try:
+            storage.load(tmp_path / "model")
+        except ValueError:
+            continue
+
+
+def test_a_likeness_must_have_the_same_names(tmp_path):
+    path = tmp_path / "tree"
+    ordered = OrderedDict(b=jnp.zeros(2), a=jnp.ones(2))
+    storage.save(path, ordered)
+    loaded = storage.load(path, like=ordered)
+    np.testing.assert_array_equal(loaded["b"], 0)
+    np.testing.assert_array_equal(loaded["a"], 1)
+    with pytest.raises(ValueError, match=r"expected names \['a', 'c'\]"):
+        storage.load(path, like={"a": jnp.ones(2), "c": jnp.ones(2)})
+    storage.save(path, {"a": jnp.ones(2), "b": 0.5})
+    assert storage.load(path, like={"a": jnp.ones(2), "b": 0.0})["b"] == 0.5
+
+
+def test_what_cannot_be_loaded_as_it_was_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="bfloat16"):
+        storage.save(tmp_path / "half", jnp.ones(2, jnp.bfloat16))
+    storage.save(tmp_path / "double", np.ones(2))
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        storage.load(tmp_path / "double")
+    with jax.enable_x64(True):
+        assert storage.load(tmp_path / "double").dtype == np.float64
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.connectivity import binary
 from probjax.data import as_data
 from probjax.types import (
     Array,
@@ -85,7 +86,7 @@ def from_matrix(
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> Params:
     """The parameters of a symmetric J. Entries outside `edges` must be zero."""
-    matrix = jnp.asarray(matrix)
+    matrix = _floating(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
     edges = _checked(edges, len(matrix))
@@ -121,7 +122,7 @@ def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
 
 @closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """X'Jx of one state of 0s and 1s."""
+    """The energy x'Jx of one state of 0s and 1s."""
     _check_size(params, x)
     return x @ coupling_matrix(params) @ x
 
@@ -137,7 +138,12 @@ def from_spins(
     Each pair is counted once there, as s'Js / 2 counts it twice. The diagonal of
     `coupling` has no meaning and must be zero.
     """
-    coupling, field = jnp.asarray(coupling), jnp.asarray(field)
+    coupling, field = _floating(coupling), _floating(field)
+    if coupling.shape != (*field.shape, *field.shape):
+        raise ValueError(
+            f"spins need one field and one row of couplings each, got shapes "
+            f"{field.shape} and {coupling.shape}"
+        )
     if not holds(_has_zero_diagonal, coupling):
         raise ValueError("the coupling of spins must have a zero diagonal")
     bias = 2 * coupling.sum(1) - 2 * field
@@ -185,6 +191,10 @@ class Centred:
     scale: Float[Array, " unit"]
 
     def forward(self, params: Params) -> Params:
+        if params.bias.shape != self.mean.shape:
+            raise ValueError(
+                f"the chart is of {len(self.mean)} units, params of {len(params.bias)}"
+            )
         first, second = _pairs(len(self.mean), params.edges)
         coupling = 2 * params.coupling * (self.scale[first] * self.scale[second])
         bias = self.scale * (params.bias + 2 * self._pull(params))
@@ -206,9 +216,10 @@ def centred(data: ArrayLike | Data) -> Centred:
     A unit that never changes is given the scale of one that changed once.
     """
     data = as_data(data)
-    x = jnp.asarray(data.x, jnp.result_type(float))
+    x = binary(data.x)
     mean = jnp.average(x, axis=0, weights=data.weights)
-    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / len(x))))
+    total = len(x) if data.weights is None else data.weights.sum()
+    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / total)))
 
 
 def _pair_matrix(params):
@@ -246,6 +257,13 @@ def _checked(edges, size) -> Edges | None:
     return edges
 
 
+def _floating(values):
+    values = jnp.asarray(values)
+    return (
+        values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+    )
+
+
 def _has_zero_diagonal(matrix):
     return jnp.diagonal(matrix) == 0
 
@@ -255,6 +273,8 @@ def _is_spin(value):
 
 
 def _check_matrix(matrix, symmetric):
+    if not np.isfinite(matrix).all():
+        raise ValueError("J must be finite, got NaN or infinity")
     if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6):
         i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
         raise ValueError(
@@ -272,4 +292,10 @@ def _check_size(params, x):
     if x.shape != params.bias.shape:
         raise ValueError(
             f"x must have the {len(params.bias)} units of params, got shape {x.shape}"
+        )
+    pairs, _ = _pairs(len(params.bias), params.edges)
+    if params.coupling.shape != pairs.shape:
+        raise ValueError(
+            f"params must have one coupling for each of {len(pairs)} pairs, "
+            f"got shape {params.coupling.shape}"
         )

@@ -27,6 +27,10 @@ from probjax.types import Connectivity, Data, Energy, Gaps, Params, PRNGKeyArray
 def MPF(energy: Energy, *, connectivity: Connectivity = BitFlips()) -> GapObjective:
     """Minimum probability flow: log K, to be minimised by `fit`.
 
+    Where parameters exist that store all data as strict minima (few or separable
+    states), K has infimum 0 at infinity and log K no lower bound: give `fit` a penalty
+    or a stopping rule.
+
     Args:
         energy: `energy(params, x)` of one state.
         connectivity: which states exchange probability; sampled ones are drawn anew in
@@ -54,7 +58,7 @@ def flow(
     """
     objective = MPF(energy, connectivity=connectivity)
     data = objective.prepare(params, as_data(data))
-    context = objective.init(key, params, data)
+    context = objective.refresh(key, params, data, objective.init(key, params, data))
     rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
     weights = jnp.ones_like(rows) if data.weights is None else data.weights
     return jnp.exp(objective.reduce(rows, weights))

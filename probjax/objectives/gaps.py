@@ -45,7 +45,8 @@ class GapObjective:
         return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return self.refresh(key, params, data, Context((), ()))
+        shapes = jax.eval_shape(self.refresh, key, params, data, Context((), ()))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context

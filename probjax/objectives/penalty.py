@@ -22,6 +22,9 @@ class L2:
     weights: PyTree = None
     smooth: ClassVar[bool] = True
 
+    def __post_init__(self):
+        _check(self.strength)
+
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * p**2, params, self.weights)
 
@@ -38,6 +41,9 @@ class L1:
     weights: PyTree = None
     smooth: ClassVar[bool] = False
 
+    def __post_init__(self):
+        _check(self.strength)
+
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * jnp.abs(p), params, self.weights)
 
@@ -46,6 +52,11 @@ class L1:
             return jnp.sign(p) * jnp.maximum(jnp.abs(p) - step * self.strength * w, 0)
 
         return _each(shrink, params, self.weights)
+
+
+def _check(strength):
+    if isinstance(strength, float) and not strength >= 0:
+        raise ValueError(f"strength must not be negative, got {strength}")
 
 
 def _each(function, params, weights):

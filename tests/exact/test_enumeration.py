@@ -54,7 +54,7 @@ def test_log_z_of_independent_units_is_a_product(x64):
     )
 
 
-@pytest.mark.parametrize(("size", "num_states"), [(7, 2), (4, 5), (3, 7)])
+@pytest.mark.parametrize(("size", "num_states"), [(7, 2), (4, 5)])
 def test_log_z_log_probs_and_moments_match_plain_loops(x64, size, num_states):
     params = cubic_params(size)
     x, energies = table(cubic, params, size, num_states)
@@ -73,28 +73,24 @@ def test_log_z_log_probs_and_moments_match_plain_loops(x64, size, num_states):
     np.testing.assert_allclose(found["square"], second, atol=1e-12)
 
 
-@pytest.mark.parametrize("num_states", [2, 3])
-def test_blocks_of_any_length_give_the_same_sums(x64, monkeypatch, num_states):
-    params = cubic_params(6)
+def test_blocks_and_the_whole_give_the_same_sums(x64, monkeypatch):
+    params = cubic_params(5)
 
-    def all_of(block):
+    def sums(block):
         monkeypatch.setattr(streaming, "BLOCK", block)
 
         def energy(params, x):  # a new function, so that nothing compiled is reused
             return cubic(params, x)
 
-        value = jax.value_and_grad(lambda p: exact.log_z(energy, p, 6, **space))(params)
-        moments = exact.moments(energy, params, 6, **space)
-        return value, moments, exact.log_probs(energy, params, 6, **space)
+        value = jax.value_and_grad(lambda p: exact.log_z(energy, p, 5, num_states=3))
+        return value(params), exact.log_probs(energy, params, 5, num_states=3)
 
-    space = {"num_states": num_states}
-    whole = all_of(num_states**6)
-    for block in (1, 9, 50):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
-            all_of(block),
-            whole,
-        )
+    assert streaming.BLOCK > 3**5
+    jax.tree.map(
+        lambda some, whole: np.testing.assert_allclose(some, whole, atol=1e-12),
+        sums(9),
+        sums(3**5),
+    )
 
 
 def test_gradient_of_log_z_is_minus_the_mean_gradient_of_the_energy(x64):
@@ -208,14 +204,13 @@ def test_draws_of_rare_and_forbidden_states(key):
 
 
 def test_entropy_and_kl_of_closed_forms(x64):
-    p = jax.nn.sigmoid(-jnp.linspace(-2, 2, 6))
-    q = jnp.full(6, 0.5)
-    log_p = exact.log_probs(independent, jnp.linspace(-2, 2, 6), 6)
-    log_q = exact.log_probs(independent, jnp.zeros(6), 6)
-    parts = p * jnp.log(p) + (1 - p) * jnp.log(1 - p)
-    np.testing.assert_allclose(exact.entropy(log_p), -parts.sum(), rtol=1e-13)
-    cross = p * jnp.log(q) + (1 - p) * jnp.log(1 - q)
-    np.testing.assert_allclose(exact.kl(log_p, log_q), (parts - cross).sum())
+    bias = np.linspace(-2, 2, 6)
+    p = 1 / (1 + np.exp(bias))
+    log_p = exact.log_probs(independent, bias, 6)
+    log_q = exact.log_probs(independent, np.zeros(6), 6)
+    entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)).sum()
+    np.testing.assert_allclose(exact.entropy(log_p), entropy, rtol=1e-13)
+    np.testing.assert_allclose(exact.kl(log_p, log_q), 6 * np.log(2) - entropy)
 
 
 def test_states_without_probability_count_nothing():
@@ -224,8 +219,8 @@ def test_states_without_probability_count_nothing():
     np.testing.assert_allclose(exact.entropy(log_p), np.log(2), rtol=1e-6)
     np.testing.assert_allclose(exact.kl(log_p, log_q), 0.5 * np.log(2), rtol=1e-6)
     assert exact.kl(log_q, log_p) == jnp.inf
-    assert jnp.isfinite(jax.grad(exact.entropy)(log_p)).all()
-    assert jnp.isfinite(jax.grad(exact.kl)(log_p, log_q)).all()
+    assert jnp.isfinite(jax.jit(jax.grad(exact.entropy))(log_p)).all()
+    assert jnp.isfinite(jax.jit(jax.grad(exact.kl))(log_p, log_q)).all()
 
 
 def test_kl_of_near_tables_survives_float32():

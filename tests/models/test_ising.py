@@ -6,6 +6,7 @@ import pytest
 from small_models import plain_energy, random_ising
 
 from probjax import Data, exact, ising, potential
+from probjax.types import closed_forms
 
 SIZE = 6
 
@@ -43,6 +44,8 @@ def pairs():
 def test_closed_forms_equal_the_generic_path(scale):
     params = random_ising(3, SIZE, scale=scale)
     closed, generic = potential(ising.energy, params), potential(plain_energy, params)
+    assert set(closed_forms(ising.energy)) == {"flip_gaps", "mirror_gap"}
+    assert not closed_forms(plain_energy)
     for name in ("flip_gaps", "mirror_gap"):
         left = jax.vmap(getattr(closed, name))(states())
         right = jax.vmap(getattr(generic, name))(states())
@@ -124,9 +127,14 @@ def test_centred_coordinates_are_those_of_standardised_units():
     np.testing.assert_allclose(chart.mean, np.average(rows, axis=0, weights=weights))
 
 
-def test_a_silent_unit_has_a_finite_scale():
-    chart = ising.centred(jnp.zeros((25, 2)))
-    np.testing.assert_allclose(chart.scale, 0.2)
+def test_a_silent_unit_has_the_scale_of_one_change_however_rows_are_written():
+    for data in (jnp.zeros((25, 2)), Data(jnp.zeros((1, 2)), jnp.array([25.0]))):
+        np.testing.assert_allclose(ising.centred(data).scale, 0.2)
+
+
+def test_whole_numbers_make_floating_params():
+    params = ising.from_matrix(np.array([[1, 2], [2, 3]]))
+    assert params.coupling.dtype == params.bias.dtype == jnp.float32
 
 
 def test_bad_input_is_refused_in_a_sentence(key):
@@ -145,6 +153,16 @@ def test_bad_input_is_refused_in_a_sentence(key):
         ising.init(key, 3, edges=[(0, 1), (1, 0)])
     with pytest.raises(ValueError, match="size must be at least 1"):
         ising.init(key, 0)
+    with pytest.raises(ValueError, match="J must be finite"):
+        ising.from_matrix(jnp.full((2, 2), jnp.nan))
+    with pytest.raises(ValueError, match=r"one field .* got shapes \(2, 1\)"):
+        ising.from_spins(jnp.zeros((2, 2)), jnp.zeros((2, 1)))
+    with pytest.raises(ValueError, match="chart is of 2 units, params of 3"):
+        ising.centred(jnp.zeros((5, 2))).forward(random_ising(0, 3))
+    with pytest.raises(ValueError, match="0 and 1"):
+        ising.centred(jnp.array([[-1.0, 1.0]]))
+    with pytest.raises(ValueError, match=r"each of 3 pairs, got shape \(2,\)"):
+        ising.energy(ising.Params(jnp.zeros(3), jnp.zeros(2)), jnp.zeros(3))
     with pytest.raises(ValueError, match="zero diagonal"):
         ising.from_spins(jnp.eye(2), jnp.zeros(2))
     with pytest.raises(ValueError, match="-1 or 1"):

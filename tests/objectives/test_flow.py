@@ -17,7 +17,9 @@ from probjax import (
     flow,
     ising,
 )
+from probjax.connectivity import generic_gaps
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
+from probjax.types import Context, Neighbours, recipe
 
 SIZE = 5
 MODELS = [
@@ -160,29 +162,66 @@ def test_sampled_neighbours_are_averaged_not_summed(key):
         np.testing.assert_allclose(found, 1.0, rtol=1e-6)
 
 
-def test_sampled_flow_vanishes_at_the_truth_of_a_gaussian(x64):
-    """E over x ~ N(m, s^2) and steps: the gradient of K, by quadrature, is zero."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    mean_, spread, scale = 0.7, 1.3, 0.5
-    x = jnp.asarray(mean_ + spread * nodes)
+@recipe
+class LopsidedFlips:
+    """Bit flips proposed with chances that depend on the state; `sign` 1 is right.
 
-    def energy(params, x):
-        return (x - params[0]) ** 2 / (2 * params[1] ** 2)
+    With g(x'|x) the chance to flip the bit in which they differ, all neighbours are
+    visited with weight g(x'|x), which is what drawing them from g does on average.
+    """
 
-    def flow_of(params):
-        def rate(x, step):
-            gap = energy(params, x) - energy(params, x + scale * step)
-            return jnp.exp(gap / 2)
+    sign: float
 
-        rates = jax.vmap(lambda a: jax.vmap(lambda b: rate(a, b))(jnp.asarray(nodes)))(
-            x
-        )
-        mass = jnp.asarray(weights) / jnp.sum(weights)
-        return mass @ rates @ mass
+    def prepare(self, x):
+        return x
 
-    truth = jnp.array([mean_, spread])
-    assert jnp.abs(jax.grad(flow_of)(truth)).max() < 1e-8
-    assert jnp.abs(jax.grad(flow_of)(1.1 * truth)).max() > 1e-3
+    def draw(self, key, potential, x):
+        return ()
+
+    def states(self, x, moves):
+        flipped = BitFlips().states(x, ()).x
+        there = jnp.diagonal(jax.vmap(chances)(flipped))
+        ratio = jnp.log(there) - jnp.log(chances(x))
+        return Neighbours(flipped, self.sign * ratio, chances(x))
+
+    def gaps(self, potential, x, moves):
+        return generic_gaps(potential, x, self.states(x, moves))
+
+
+def chances(x):
+    return jax.nn.softmax(jnp.arange(SIZE) * (x - 0.3) + x[0])
+
+
+@pytest.mark.parametrize(("sign", "vanishes"), [(1, True), (0, False), (-1, False)])
+def test_only_the_right_ratio_of_proposals_is_consistent(sign, vanishes, x64):
+    energy, params = MODELS[0]
+    params = jax.tree.map(lambda leaf: leaf.astype(float), params)
+    objective = MPF(energy, connectivity=LopsidedFlips(sign))
+    gradient = jax.grad(loss, argnums=1)(objective, params, population(energy, params))
+    assert (largest(gradient) < 1e-6) == vanishes
+
+
+def test_sampled_flow_has_its_minimum_at_the_truth_of_a_gaussian(key):
+    """At the truth, the mean gradient is zero to within its standard error."""
+    steps = GaussianSteps(0.5, num_draws=4)
+    objective = MPF(gaussian, connectivity=steps)
+    truth = jnp.array([0.7, 0.3])
+    x = truth[0] + jnp.exp(-truth[1] / 2) * jax.random.normal(key, (40_000, 1))
+    context = objective.refresh(key, truth, Data(x), Context((), ()))
+
+    def z_score(params):
+        def rate(params, x, moves):
+            return jnp.exp(objective.row(params, x, moves))
+
+        slopes = jax.vmap(jax.grad(rate), (None, 0, 0))(params, x, context.rows)
+        return slopes.mean(0) / slopes.std(0) * jnp.sqrt(len(x))
+
+    assert jnp.abs(z_score(truth)).max() < 5
+    assert jnp.abs(z_score(truth + 0.1)).min() > 5
+
+
+def gaussian(params, x):
+    return jnp.exp(params[1]) * jnp.sum((x - params[0]) ** 2) / 2
 
 
 def test_reductions_ignore_what_has_no_weight():
