@@ -28,15 +28,16 @@ class Batches(NamedTuple):
 
 def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
     """`count` rows in random order: each once, or as often as its weight asks."""
+    order_key, offset_key, deck_key = jax.random.split(key, 3)
+    order = jax.random.permutation(order_key, count)
     if weights is None:
-        return jax.random.permutation(key, count)
-    offset_key, order_key = jax.random.split(key)
-    # One random offset for a comb of equal steps: no row strays from its share by more
-    # than one.
+        return order
+    # A comb of equal steps over the weights laid end to end: no row strays from its
+    # share by more than one. Laid in random order, lest the comb meet a pattern.
     comb = (jax.random.uniform(offset_key) + jnp.arange(count)) / count
-    shares = jnp.cumsum(weights) / weights.sum()
-    rows = jnp.minimum(jnp.searchsorted(shares, comb, side="right"), count - 1)
-    return jax.random.permutation(order_key, rows)
+    shares = jnp.cumsum(weights[order]) / weights.sum()
+    places = jnp.minimum(jnp.searchsorted(shares, comb, side="right"), count - 1)
+    return jax.random.permutation(deck_key, order[places])
 
 
 def first_deck(

@@ -501,7 +501,7 @@ def test_a_diverging_optimizer_is_reported(key):
             MPF(ising.energy),
             start(),
             rows(),
-            optimizer=optax.sgd(1e30),
+            optimizer=optax.sgd(1e38),
             steps_per_round=5,
         )
 
