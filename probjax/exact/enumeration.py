@@ -93,8 +93,8 @@ def log_probs(
 
 def expectation(
     energy: Energy,
-    params: Params,
     statistic: Callable[[Array], PyTree],
+    params: Params,
     size: int,
     *,
     num_states: int = 2,
@@ -105,7 +105,7 @@ def expectation(
         statistic: module-level function of one state, returning any pytree of arrays.
     """
     count_states(size, num_states)
-    return _expectation(energy, params, statistic, size, num_states)
+    return _expectation(energy, statistic, params, size, num_states)
 
 
 def moments(
@@ -184,7 +184,7 @@ def _log_probs(energy, params, size, num_states):
 
 
 @partial(jax.jit, static_argnames=("energy", "statistic", "size", "num_states"))
-def _expectation(energy, params, statistic, size, num_states):
+def _expectation(energy, statistic, params, size, num_states):
     def reduce(weight, x):
         def mean(leaf: Any):
             return _sum(weight, leaf.astype(weight.dtype))

@@ -68,7 +68,7 @@ def test_log_z_log_probs_and_moments_match_plain_loops(x64, size, num_states):
     mean, second = exact.moments(cubic, params, size, **space)
     np.testing.assert_allclose(mean, p @ x, atol=1e-13)
     np.testing.assert_allclose(second, (x.T * p) @ x, atol=1e-12)
-    found = exact.expectation(cubic, params, first_and_square, size, **space)
+    found = exact.expectation(cubic, first_and_square, params, size, **space)
     np.testing.assert_allclose(found["first"], p @ (x[:, 0] == 1), atol=1e-13)
     np.testing.assert_allclose(found["square"], second, atol=1e-12)
 
@@ -103,7 +103,7 @@ def test_gradient_of_log_z_is_minus_the_mean_gradient_of_the_energy(x64):
 
 
 def _third_moment(params):
-    return exact.expectation(cubic, params, first_three, 13)
+    return exact.expectation(cubic, first_three, params, 13)
 
 
 def first_three(x):
@@ -116,7 +116,7 @@ def identity(x):
 
 def test_gradient_of_an_expectation_is_minus_a_covariance(x64):
     bias = jnp.linspace(-2, 2, 14)
-    jacobian = jax.jacobian(lambda b: exact.expectation(independent, b, identity, 14))
+    jacobian = jax.jacobian(lambda b: exact.expectation(independent, identity, b, 14))
     p = jax.nn.sigmoid(-bias)
     np.testing.assert_allclose(jacobian(bias), -jnp.diag(p * (1 - p)), atol=1e-13)
 
