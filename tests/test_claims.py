@@ -27,8 +27,9 @@ def error(found, truth):
 def asymptotic_error(slope, curvature, truth, draws):
     """The mean square error in J that so many states allow, and how far it scatters.
 
-    Estimates are normal with covariance H^-1 V H^-1 / n about the truth. A loss sum_n f(gap_n) over flips, with gap_n = (2 x_n - 1)(J_nn + 2 sum J_nm x_m),
-    has scores V = cov(sum_n f'(gap_n) dgap_n) and Hessian H = E sum_n f'' dgap dgap'.
+    Estimates are normal with covariance H^-1 V H^-1 / n about the truth. A loss sum_n
+    f(gap_n) over flips, with gap_n = (2 x_n - 1)(J_nn + 2 sum J_nm x_m), has scores V =
+    cov(sum_n f'(gap_n) dgap_n) and Hessian H = E sum_n f'' dgap dgap'.
     """
     x, size = np.asarray(draws, np.float32), truth.shape[0]
     number = np.zeros((size, size), int)
