@@ -25,6 +25,11 @@ class Batches(NamedTuple):
     hand: Array
     """The rows this round visits."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether rounds are long enough to visit every row."""
+        return len(self.hand) == len(self.deck)
+
 
 def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
     """`count` rows in random order: each once, or as often as its weight asks."""
@@ -40,13 +45,11 @@ def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
     return jax.random.permutation(deck_key, order[places])
 
 
-def first_deck(
-    key: PRNGKeyArray, weights: Weights, count: int, *, size: int, steps: int
-) -> Batches:
-    """`count` rows for rounds of `steps` batches of `size`; nothing dealt yet."""
-    deck = shuffle(key, weights, count)
+def new_deck(count: int, *, size: int, steps: int) -> Batches:
+    """`count` rows for rounds of `steps` batches of `size`, to be shuffled at once."""
+    deck = jnp.arange(count)
     hand = steps * size if steps <= count // size else count
-    return Batches(deck, jnp.asarray(0), deck[:hand])
+    return Batches(deck, jnp.asarray(count), deck[:hand])
 
 
 def deal(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
@@ -60,16 +63,19 @@ def deal(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
 
 
 def next_batch(
-    key: PRNGKeyArray, batches: Batches, step: Array, *, size: int
+    key: PRNGKeyArray, weights: Weights, batches: Batches, step: Array, *, size: int
 ) -> tuple[Batches, Array]:
     """The step's batch; the hand is shuffled anew for every pass over it."""
     place = step % (len(batches.hand) // size)
     again = (place == 0) & (step > 0)
-    hand = jax.lax.cond(
-        again,
-        lambda: jax.random.permutation(jax.random.fold_in(key, step), batches.hand),
-        lambda: batches.hand,
-    )
+    key = jax.random.fold_in(key, step)
+
+    def mixed():
+        if batches.whole:
+            return shuffle(key, weights, len(batches.deck))
+        return jax.random.permutation(key, batches.hand)
+
+    hand = jax.lax.cond(again, mixed, lambda: batches.hand)
     batch = jax.lax.dynamic_slice_in_dim(hand, place * size, size)
     return batches._replace(hand=hand), batch
 

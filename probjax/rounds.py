@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from probjax.batches import Batches, deal, first_deck, next_batch, put, take
+from probjax.batches import Batches, deal, new_deck, next_batch, put, take
 from probjax.data import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.proximal import Proximal
@@ -133,14 +133,10 @@ def _start(plan, key, params, data):
     kind = float_dtype(params)
     zero, no = jnp.asarray(0), jnp.asarray(False)
     batches = ()
-    init_key, deck_key = jax.random.split(jax.random.fold_in(key, 0))
+    init_key = jax.random.fold_in(key, 0)
     if plan.batch_size is not None:
-        batches = first_deck(
-            deck_key,
-            data.weights,
-            num_rows(data),
-            size=plan.batch_size,
-            steps=plan.steps_per_round,
+        batches = new_deck(
+            num_rows(data), size=plan.batch_size, steps=plan.steps_per_round
         )
     return Run(
         method=space.method.start(space.point(params)),
@@ -163,10 +159,11 @@ def _begin_round(plan, key, run, params, data):
     current = space.params(run.method.point)
     refresh = partial(plan.objective.refresh, refresh_key, current)
     batches = run.batches
-    if plan.batch_size is None:
+    if plan.batch_size is not None:
+        batches = deal(deal_key, data.weights, batches)
+    if plan.batch_size is None or batches.whole:
         context = refresh(data, run.context)
     else:
-        batches = deal(deal_key, data.weights, batches)
         mine = take(run.context.rows, batches.hand)
         new = refresh(Data(take(data.x, batches.hand)), run.context._replace(rows=mine))
         rows = put(run.context.rows, batches.hand, new.rows)
@@ -193,7 +190,11 @@ def _advance(plan, key, run, params, data, limit):
         rows, context, batches = data, run.context, run.batches
         if plan.batch_size is not None:
             batches, chosen = next_batch(
-                shuffle_key, batches, run.round_step, size=plan.batch_size
+                shuffle_key,
+                data.weights,
+                batches,
+                run.round_step,
+                size=plan.batch_size,
             )
             rows = Data(take(data.x, chosen))
             context = context._replace(rows=take(context.rows, chosen))

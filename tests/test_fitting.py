@@ -21,7 +21,7 @@ from probjax import (
     ising,
     unique_rows,
 )
-from probjax.batches import first_deck, next_batch
+from probjax.batches import deal, new_deck, next_batch
 from probjax.descent import QuasiNewton
 from probjax.types import Context
 
@@ -262,17 +262,18 @@ def test_every_round_is_refreshed_with_a_key_of_its_own():
 
 
 def test_the_hand_is_shuffled_for_every_pass():
-    batches = first_deck(jax.random.key(0), None, 12, size=4, steps=9)
+    batches = deal(jax.random.key(0), None, new_deck(12, size=4, steps=9))
     key, order = jax.random.key(1), []
     for step in range(6):
-        batches, rows_ = next_batch(key, batches, jnp.asarray(step), size=4)
+        batches, rows_ = next_batch(key, None, batches, jnp.asarray(step), size=4)
         order += rows_.tolist()
     assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
     assert order[:12] != order[12:]
 
 
+@pytest.mark.parametrize(("num_rounds", "steps"), [(1, 2000), (200, 10), (2000, 1)])
 @pytest.mark.parametrize("batch_size", [1, 7])
-def test_minibatches_honour_weights(batch_size):
+def test_minibatches_honour_weights(batch_size, num_rounds, steps):
     """A logistic mean: with weights 9 and 1, unit 0 is on a tenth of the time."""
     data = Data(jnp.array([[0.0], [1.0]] * 10), jnp.array([9.0, 1.0] * 10))
     found = fit(
@@ -282,8 +283,8 @@ def test_minibatches_honour_weights(batch_size):
         data,
         optimizer=optax.sgd(optax.linear_schedule(2.0, 0.01, 2000)),
         batch_size=batch_size,
-        num_rounds=200,
-        steps_per_round=10,
+        num_rounds=num_rounds,
+        steps_per_round=steps,
     )
     assert abs(jax.nn.sigmoid(-found.params[0]) - 0.1) < 0.02
 
