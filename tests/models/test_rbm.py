@@ -1,0 +1,140 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import MPF, Data, PseudoLikelihood, exact, fit, potential
+from probjax.models import rbm
+from probjax.rows import loss_over_rows
+from probjax.types import closed_forms
+
+VISIBLE, HIDDEN = 5, 3
+
+
+def machine(seed=0, visible=VISIBLE, hidden=HIDDEN, scale=1.0):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return rbm.Params(
+        scale * jax.random.normal(keys[0], (visible, hidden)),
+        jax.random.normal(keys[1], (visible,)),
+        jax.random.normal(keys[2], (hidden,)),
+    )
+
+
+def plain_energy(params, x):
+    """The same energy, saying nothing of its closed form."""
+    return rbm.energy(params, x)
+
+
+def test_energy_is_that_of_the_joint_with_hidden_units_summed_out(x64):
+    params = jax.tree.map(lambda leaf: leaf.astype(float), machine())
+    hidden = exact.states(HIDDEN)
+    for x in exact.states(VISIBLE):
+        joint = [
+            params.visible_bias @ x + params.hidden_bias @ h + x @ params.weight @ h
+            for h in hidden
+        ]
+        expected = -jax.nn.logsumexp(jnp.stack(joint))
+        np.testing.assert_allclose(rbm.energy(params, x), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
+def test_log_z_sums_over_the_smaller_layer(shape):
+    params = machine(1, *shape)
+    found = rbm.log_z(params)
+    np.testing.assert_allclose(
+        found, exact.log_z(rbm.energy, params, shape[0]), rtol=1e-5
+    )
+    swapped = exact.log_z(rbm.energy, rbm.transpose(params), shape[1])
+    np.testing.assert_allclose(found, swapped, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 3.0, 30.0])
+def test_flip_gaps_equal_the_generic_path(scale, x64):
+    """From weights that need few products to weights that need the exact way."""
+    assert set(closed_forms(rbm.energy)) == {"flip_gaps"}
+    params = machine(2, scale=scale)
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    x = exact.states(VISIBLE)
+    truth = jax.vmap(potential(plain_energy, params).flip_gaps)(x)
+    for form in (rbm.flip_gaps, rbm.exact_gaps):
+        double = jax.vmap(form, (None, 0))(params, x)
+        np.testing.assert_allclose(double, truth, rtol=1e-10, atol=1e-10)
+        rough = jax.vmap(form, (None, 0))(single, x.astype(jnp.float32))
+        assert rough.dtype == jnp.float32
+        np.testing.assert_allclose(rough, truth, rtol=1e-5, atol=2e-5 * (1 + scale))
+
+
+@pytest.mark.parametrize("largest", [0.1, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("num_products", rbm.NUM_PRODUCTS)
+def test_products_are_off_by_no_more_than_their_bound(largest, num_products, x64):
+    params = machine(3, 6, 40)
+    weight = params.weight * largest / jnp.abs(params.weight).max()
+    params = params._replace(weight=weight)
+    x = exact.states(6)
+    exactly = jax.vmap(rbm.exact_gaps, (None, 0))(params, x)
+    found = jax.vmap(
+        lambda x: rbm.gaps_by_products(params, x, num_products=num_products)
+    )(x)
+    bound = rbm.tail_bound(weight, num_products)
+    error = jnp.abs(found - exactly).max(0)
+    assert jnp.all(error <= bound + 1e-12)
+    if largest >= 1.0 and num_products <= 8:
+        assert error.max() > 1e-4 * bound.max()
+
+
+@pytest.mark.parametrize("form", [rbm.flip_gaps, rbm.exact_gaps])
+def test_flip_gaps_have_the_right_derivatives(form, x64):
+    x, mix = exact.states(VISIBLE)[13], jnp.arange(1.0, VISIBLE + 1)
+
+    def mixed(*params):
+        return mix @ form(rbm.Params(*params), x)
+
+    chex.assert_numerical_grads(mixed, tuple(machine(4)), order=1)
+
+
+@pytest.mark.parametrize("objective", [MPF, PseudoLikelihood])
+def test_gradient_vanishes_at_the_true_parameters(objective, x64):
+    params = jax.tree.map(lambda leaf: leaf.astype(float), machine(5))
+    weights = jnp.exp(exact.log_probs(rbm.energy, params, VISIBLE))
+    data = Data(exact.states(VISIBLE), weights)
+
+    def slope(params):
+        _, gradient = loss_over_rows(
+            objective(rbm.energy), params, data, (), chunk_size=100
+        )
+        return max(float(jnp.abs(leaf).max()) for leaf in gradient)
+
+    assert slope(params) < 1e-6
+    assert slope(jax.tree.map(lambda leaf: 1.1 * leaf, params)) > 1e-3
+
+
+def test_exact_gaps_keep_nothing_of_the_size_of_all_triples():
+    params, x = machine(0, 100, 64), jnp.ones((50, 100))
+
+    def total(params):
+        return jax.vmap(rbm.exact_gaps, (None, 0))(params, x).sum()
+
+    compiled = jax.jit(jax.grad(total)).lower(params).compile()
+    triples = 50 * 100 * 64 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < triples / 2
+
+
+def test_a_machine_is_learned_back_from_its_states(key):
+    truth = machine(6)
+    data = exact.sample(key, rbm.energy, truth, VISIBLE, num_draws=20_000)
+    start = rbm.init(key, VISIBLE, HIDDEN, scale=0.1)
+    found = fit(key, MPF(rbm.energy), start, data, tolerance=1e-4)
+    learned = exact.log_probs(rbm.energy, found.params, VISIBLE)
+    assert exact.kl(exact.log_probs(rbm.energy, truth, VISIBLE), learned) < 5e-3
+
+
+def test_bad_input_is_refused_in_a_sentence(key):
+    with pytest.raises(ValueError, match="both layers must have units, got 0 and 3"):
+        rbm.init(key, 0, 3)
+    with pytest.raises(
+        ValueError, match=r"5 visible units of params, got shape \(4,\)"
+    ):
+        rbm.energy(machine(), jnp.zeros(4))
+    with pytest.raises(ValueError, match="4194304"):
+        rbm.log_z(rbm.init(key, 30, 40))
