@@ -8,7 +8,7 @@ from probjax import exact, storage
 from probjax.connectivity import AllFlips, BitFlips, GaussianSteps, Joined
 from probjax.data import unique_rows
 from probjax.fitting import ConvergenceWarning, Fit, Progress, fit
-from probjax.models import ising
+from probjax.models import ising, rbm
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L1, L2
@@ -39,6 +39,7 @@ __all__ = [
     "ising",
     "potential",
     "progress_bar",
+    "rbm",
     "recipe",
     "static",
     "storage",

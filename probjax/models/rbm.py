@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from probjax.exact import enumeration
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, closed_form
 
-NUM_PRODUCTS = (4, 8, 16, 32)
+NUM_PRODUCTS = (8, 16, 32)
 
 
 class Params(NamedTuple):

@@ -29,13 +29,11 @@ def plain_energy(params, x):
 def test_energy_is_that_of_the_joint_with_hidden_units_summed_out(x64):
     params = jax.tree.map(lambda leaf: leaf.astype(float), machine())
     hidden = exact.states(HIDDEN)
-    for x in exact.states(VISIBLE):
-        joint = [
-            params.visible_bias @ x + params.hidden_bias @ h + x @ params.weight @ h
-            for h in hidden
-        ]
-        expected = -jax.nn.logsumexp(jnp.stack(joint))
-        np.testing.assert_allclose(rbm.energy(params, x), expected, rtol=1e-12)
+    weight, visible_bias, hidden_bias = map(np.asarray, params)
+    x, hidden = np.asarray(exact.states(VISIBLE)), np.asarray(hidden)
+    joint = (x @ visible_bias)[:, None] + hidden @ hidden_bias + x @ weight @ hidden.T
+    found = jax.vmap(rbm.energy, (None, 0))(params, x)
+    np.testing.assert_allclose(found, -np.log(np.exp(joint).sum(1)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
@@ -49,7 +47,7 @@ def test_log_z_sums_over_the_smaller_layer(shape):
     np.testing.assert_allclose(found, swapped, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
 def test_flip_gaps_equal_the_generic_path(scale, x64):
     """From weights that need few products to weights that need the exact way."""
     assert set(closed_forms(rbm.energy)) == {"flip_gaps"}
@@ -58,15 +56,16 @@ def test_flip_gaps_equal_the_generic_path(scale, x64):
     x = exact.states(VISIBLE)
     truth = jax.vmap(potential(plain_energy, params).flip_gaps)(x)
     for form in (rbm.flip_gaps, rbm.exact_gaps):
-        double = jax.vmap(form, (None, 0))(params, x)
+        form = jax.jit(jax.vmap(form, (None, 0)))
+        double = form(params, x)
         np.testing.assert_allclose(double, truth, rtol=1e-10, atol=1e-10)
-        rough = jax.vmap(form, (None, 0))(single, x.astype(jnp.float32))
+        rough = form(single, x.astype(jnp.float32))
         assert rough.dtype == jnp.float32
         np.testing.assert_allclose(rough, truth, rtol=1e-5, atol=2e-5 * (1 + scale))
 
 
-@pytest.mark.parametrize("largest", [0.1, 1.0, 3.0, 10.0])
-@pytest.mark.parametrize("num_products", rbm.NUM_PRODUCTS)
+@pytest.mark.parametrize("largest", [0.1, 3.0, 10.0])
+@pytest.mark.parametrize("num_products", [8, 32])
 def test_products_are_off_by_no_more_than_their_bound(largest, num_products, x64):
     params = machine(3, 6, 40)
     weight = params.weight * largest / jnp.abs(params.weight).max()
@@ -79,14 +78,15 @@ def test_products_are_off_by_no_more_than_their_bound(largest, num_products, x64
     bound = rbm.tail_bound(weight, num_products)
     error = jnp.abs(found - exactly).max(0)
     assert jnp.all(error <= bound + 1e-12)
-    if largest >= 1.0 and num_products <= 8:
-        assert error.max() > 1e-4 * bound.max()
+    if largest >= 3.0:
+        assert error.max() > 1e-3 * bound.max()
 
 
 @pytest.mark.parametrize("form", [rbm.flip_gaps, rbm.exact_gaps])
 def test_flip_gaps_have_the_right_derivatives(form, x64):
     x, mix = exact.states(VISIBLE)[13], jnp.arange(1.0, VISIBLE + 1)
 
+    @jax.jit
     def mixed(*params):
         return mix @ form(rbm.Params(*params), x)
 
@@ -99,11 +99,12 @@ def test_gradient_vanishes_at_the_true_parameters(objective, x64):
     weights = jnp.exp(exact.log_probs(rbm.energy, params, VISIBLE))
     data = Data(exact.states(VISIBLE), weights)
 
+    @jax.jit
     def slope(params):
         _, gradient = loss_over_rows(
             objective(rbm.energy), params, data, (), chunk_size=100
         )
-        return max(float(jnp.abs(leaf).max()) for leaf in gradient)
+        return jnp.stack([jnp.abs(leaf).max() for leaf in gradient]).max()
 
     assert slope(params) < 1e-6
     assert slope(jax.tree.map(lambda leaf: 1.1 * leaf, params)) > 1e-3
