@@ -25,6 +25,7 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
+    floating,
     holds,
     recipe,
     static,
@@ -93,7 +94,7 @@ class GaussianSteps:
             raise ValueError(f"num_draws must be at least 1, got {self.num_draws}")
 
     def prepare(self, x: State) -> State:
-        return jax.tree.map(_floating, x)
+        return jax.tree.map(floating, x)
 
     def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Array:
         flat, _ = ravel_pytree(x)
@@ -150,25 +151,19 @@ def binary(x: State) -> State:
     Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
     """
     if not holds(_is_bit, x):
-        spins = holds(_is_spin, x)
+        spins = holds(is_spin, x)
         hint = "spins of -1 and 1: convert them with ising.bits" if spins else "others"
         raise ValueError(f"a binary connectivity needs data of 0 and 1, got {hint}")
-    return jax.tree.map(_floating, x)
+    return jax.tree.map(floating, x)
 
 
 def _is_bit(value):
     return (value == 0) | (value == 1)
 
 
-def _is_spin(value):
+def is_spin(value: Array) -> Array:
+    """Whether each value is -1 or 1."""
     return jnp.abs(value) == 1
-
-
-def _floating(leaf):
-    leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf
-    return leaf.astype(jnp.result_type(float))
 
 
 def _all_of(states, count, dtype):

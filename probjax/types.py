@@ -41,6 +41,7 @@ __all__ = [
     "closed_form",
     "closed_forms",
     "float_dtype",
+    "floating",
     "holds",
     "is_concrete",
     "recipe",
@@ -150,6 +151,14 @@ def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
 @partial(jax.jit, static_argnums=0)
 def _all(test, leaf):
     return jnp.all(test(leaf))
+
+
+def floating(values: ArrayLike) -> Array:
+    """`values` as an array of floats: as they are if they are, else of the default."""
+    values = jnp.asarray(values)
+    return (
+        values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+    )
 
 
 def float_dtype(tree: PyTree) -> np.dtype:

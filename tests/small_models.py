@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import ising
+from probjax.types import Context
 
 
 def random_ising(seed, size, scale=1.0, edges=None):
@@ -31,3 +32,32 @@ def cubic_params(seed, size):
         jax.random.normal(first, (size + 1, size)),
         jax.random.normal(second, (size,)),
     )
+
+
+class Linear:
+    """The loss is the mean over rows of params . x.
+
+    Rows count how often they were refreshed; shared are the last two random draws.
+    """
+
+    reduce = staticmethod(lambda values, weights: weights @ values / weights.sum())
+
+    def prepare(self, params, data):
+        return data
+
+    def init(self, key, params, data):
+        return Context(jnp.zeros(len(data.x)), jnp.zeros(2))
+
+    def refresh(self, key, params, data, context):
+        draws = jnp.stack([context.shared[1], jax.random.uniform(key)])
+        return Context(context.rows + 1, draws)
+
+    def row(self, params, x, context):
+        return params @ x
+
+    def rest(self, params, shared):
+        return 0.0
+
+
+jax.tree_util.register_static(Linear)
+LINEAR = Linear()

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.connectivity import binary
+from probjax.connectivity import binary, is_spin
 from probjax.data import as_data
 from probjax.types import (
     Array,
@@ -27,6 +27,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     closed_form,
+    floating,
     holds,
     is_concrete,
     recipe,
@@ -86,7 +87,7 @@ def from_matrix(
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> Params:
     """The parameters of a symmetric J. Entries outside `edges` must be zero."""
-    matrix = _floating(matrix)
+    matrix = floating(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
     edges = _checked(edges, len(matrix))
@@ -138,7 +139,7 @@ def from_spins(
     Each pair is counted once there, as s'Js / 2 counts it twice. The diagonal of
     `coupling` has no meaning and must be zero.
     """
-    coupling, field = _floating(coupling), _floating(field)
+    coupling, field = floating(coupling), floating(field)
     if coupling.shape != (*field.shape, *field.shape):
         raise ValueError(
             f"spins need one field and one row of couplings each, got shapes "
@@ -165,7 +166,7 @@ def spins(bits: ArrayLike) -> Array:
 def bits(spins: ArrayLike) -> Array:
     """-1 and 1 to 0 and 1, as floats."""
     spins = jnp.asarray(spins, float)
-    if not holds(_is_spin, spins):
+    if not holds(is_spin, spins):
         raise ValueError("spins must be -1 or 1")
     return (spins + 1) / 2
 
@@ -257,19 +258,8 @@ def _checked(edges, size) -> Edges | None:
     return edges
 
 
-def _floating(values):
-    values = jnp.asarray(values)
-    return (
-        values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    )
-
-
 def _has_zero_diagonal(matrix):
     return jnp.diagonal(matrix) == 0
-
-
-def _is_spin(value):
-    return jnp.abs(value) == 1
 
 
 def _check_matrix(matrix, symmetric):
