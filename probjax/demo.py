@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from probjax import exact
+from probjax import exact, plots
 from probjax.fitting import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF
@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
 
 def run(folder: Path) -> Path:
     """Print the table, draw the figure in `folder` and say where it is."""
+    plots.load_pyplot()
     print(
         f"Drawing {2 * NUM_STATES:,} exact states of a 10x10 spin glass ...", flush=True
     )
@@ -140,13 +141,8 @@ def _print_table(outcomes, best):
 
 
 def _draw(folder, truth, observed, outcomes):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from probjax import plots
-
+    pyplot = plots.load_pyplot()
+    pyplot.switch_backend("Agg")
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
     left, right = axes
     rows, columns = np.nonzero(np.triu(truth, 1))

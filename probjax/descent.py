@@ -233,8 +233,8 @@ def _search(state, direction):
 def _improvement(state, value, square):
     """The best value and squared gradient so far, and steps since they got better."""
     lowest, smallest = state.best
-    rounding = jnp.finfo(value.dtype).eps * jnp.abs(value)
-    better = (value < lowest - rounding) | (square < 0.98 * smallest)
+    last_bit = jnp.finfo(value.dtype).eps * jnp.abs(value)
+    better = (value < lowest - last_bit) | (square < 0.98 * smallest)
     best = (jnp.minimum(lowest, value), jnp.minimum(smallest, square))
     return best, jnp.where(better, 0, state.idle + 1)
 
@@ -242,9 +242,9 @@ def _improvement(state, value, square):
 def _judge(state, seen):
     """Whether the length is too long, or else too short."""
     slope = state.gradient @ state.direction
-    rounding = _ROUNDING * jnp.finfo(seen.value.dtype).eps * (1 + jnp.abs(state.value))
+    slack = rounding(state.value)
     falls = seen.value <= state.value + _DECREASE * seen.length * slope
-    level = (seen.value <= state.value + rounding) & (
+    level = (seen.value <= state.value + slack) & (
         seen.slope <= (2 * _DECREASE - 1) * slope
     )
     finite = jnp.isfinite(seen.value) & jnp.isfinite(seen.slope)
@@ -261,6 +261,11 @@ def _next_length(near, far):
     share = jnp.where(jnp.isfinite(share), share, 0.1)
     inside = near.length + jnp.clip(share, 0.1, 0.9) * width
     return jnp.where(jnp.isfinite(far.length), inside, 4 * near.length)
+
+
+def rounding(value: Scalar) -> Scalar:
+    """By how much a loss about `value` may be off, being a sum of many terms."""
+    return _ROUNDING * jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
 
 
 def choose(condition: Array, first: PyTree, second: PyTree) -> PyTree:

@@ -49,10 +49,13 @@ def couplings(matrix: ArrayLike, *, ax: Any = None, limit: float | None = None) 
 
 
 def _axes(ax):
-    if ax is not None:
-        return ax
+    return load_pyplot().subplots(layout="constrained")[1] if ax is None else ax
+
+
+def load_pyplot() -> Any:
+    """Matplotlib's pyplot, or a sentence on how to get it."""
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
-    return pyplot.subplots(layout="constrained")[1]
+    return pyplot

@@ -22,6 +22,7 @@ from probjax.descent import (
     forget,
     inverse_hessian,
     remember,
+    rounding,
 )
 from probjax.types import Array, Penalty, PyTree, Scalar, recipe, static
 
@@ -114,7 +115,7 @@ class Proximal:
     def _search(self, problem, state):
         """The first base along the path from the proximal point to the direction."""
         goal = state.residual @ state.residual * (0.05 / 4) / state.step
-        rounding = 10 * jnp.finfo(goal.dtype).eps * jnp.abs(state.envelope)
+        highest = state.envelope - goal + rounding(state.envelope)
 
         def look(share):
             base = state.point + share * (state.direction + state.residual)
@@ -123,8 +124,7 @@ class Proximal:
 
         def unfit(carry):
             share, base = carry
-            fits = base.envelope <= state.envelope - goal + rounding
-            return ~fits & (share > 0)
+            return ~(base.envelope <= highest) & (share > 0)
 
         def shrink(carry):
             share = jnp.where(carry[0] > 1e-3, carry[0] / 2, 0)
@@ -145,8 +145,8 @@ class Proximal:
             step, there = carry
             square = there.residual @ there.residual
             model = base.value - base.gradient @ there.residual + 0.475 * square / step
-            rounding = 10 * jnp.finfo(step.dtype).eps * jnp.abs(base.value)
-            return ~(there.value_at_point <= model + rounding) & (step > 1e-12)
+            highest = model + rounding(base.value)
+            return ~(there.value_at_point <= highest) & (step > 1e-12)
 
         def halve(carry):
             return carry[0] / 2, look(carry[0] / 2)

@@ -8,78 +8,41 @@ from small_models import LINEAR
 from probjax import Data, PseudoLikelihood, fit
 from probjax.batches import deal, new_deck, next_batch
 
-ADAM = optax.adam(0.02)
+ADAM, ADD_UP = optax.adam(0.02), optax.sgd(-1.0)
+
+
+def descend(size, optimizer, **options):
+    """Fit the linear loss to one row per unit; `ADD_UP` sums the rows seen."""
+    key, start = jax.random.key(0), jnp.zeros(size)
+    return fit(key, LINEAR, start, jnp.eye(size), optimizer=optimizer, **options)
 
 
 def test_minibatches_visit_every_row_of_a_pass_once():
     """Plain steps of unit length on linear losses add up the rows they saw."""
-    seen = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(12),
-        jnp.eye(12),
-        optimizer=optax.sgd(-1.0),
-        batch_size=3,
-        num_rounds=2,
-        steps_per_round=4,
-    )
+    seen = descend(12, ADD_UP, batch_size=3, num_rounds=2, steps_per_round=4)
     np.testing.assert_allclose(seen.params, 2 / 3 * np.ones(12), rtol=1e-5)
 
 
 def test_minibatches_within_a_round_pass_over_all_rows_again_and_again():
-    seen = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(12),
-        jnp.eye(12),
-        optimizer=optax.sgd(-1.0),
-        batch_size=4,
-        steps_per_round=9,
-    )
+    seen = descend(12, ADD_UP, batch_size=4, steps_per_round=9)
     np.testing.assert_allclose(seen.params, 3 / 4 * np.ones(12), rtol=1e-5)
 
 
 def test_rows_that_fill_no_batch_have_their_turn_after_the_next_shuffle():
-    seen = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(10),
-        jnp.eye(10),
-        optimizer=optax.sgd(-1.0),
-        batch_size=4,
-        num_rounds=20,
-        steps_per_round=2,
-    )
+    seen = descend(10, ADD_UP, batch_size=4, num_rounds=20, steps_per_round=2)
     assert seen.params.min() > 0
     np.testing.assert_allclose(seen.params.sum(), 40, rtol=1e-5)
 
 
 def test_a_round_refreshes_only_the_rows_its_steps_will_visit():
-    found = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(12),
-        jnp.eye(12),
-        optimizer=optax.sgd(1.0),
-        batch_size=2,
-        num_rounds=5,
-        steps_per_round=1,
-    )
+    found = descend(12, optax.sgd(1.0), batch_size=2, num_rounds=5, steps_per_round=1)
     counts = found.context.rows
     assert counts.sum() == 10
     assert counts.max() == 1
 
 
 def test_every_round_is_refreshed_with_a_key_of_its_own():
-    found = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(3),
-        jnp.eye(3),
-        optimizer=ADAM,
-        num_rounds=2,
-        steps_per_round=1,
-    )
+    found = descend(3, ADAM, num_rounds=2, steps_per_round=1)
     first, second = found.context.shared
     assert first != second
 
@@ -118,15 +81,7 @@ def independent(params, x):
 
 def test_one_long_round_of_minibatches_sees_every_row():
     """Six of ten rows fill the only batch of a pass; the others come in later ones."""
-    seen = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(10),
-        jnp.eye(10),
-        optimizer=optax.sgd(-1.0),
-        batch_size=6,
-        steps_per_round=300,
-    )
+    seen = descend(10, ADD_UP, batch_size=6, steps_per_round=300)
     np.testing.assert_allclose(seen.params.sum(), 300, rtol=1e-5)
     assert jnp.abs(seen.params - 30).max() < 5 * np.sqrt(300 * 0.6 * 0.4 / 36)
 
@@ -137,13 +92,5 @@ def test_optimizers_are_given_the_rows_of_their_step():
         return jax.tree.map(lambda leaf: -data.x.sum(0), updates), state
 
     optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    found = fit(
-        jax.random.key(0),
-        LINEAR,
-        jnp.zeros(6),
-        jnp.eye(6),
-        optimizer=optimizer,
-        batch_size=2,
-        steps_per_round=3,
-    )
+    found = descend(6, optimizer, batch_size=2, steps_per_round=3)
     np.testing.assert_allclose(found.params, -1)
