@@ -4,14 +4,27 @@ A model is one function, `energy(params, x)`, of one state; p(x) is proportional
 exp(-energy). Everything else here works on any such function.
 """
 
-from probjax import exact, storage
-from probjax.connectivity import AllFlips, BitFlips, GaussianSteps, Joined
+from probjax import charts, exact, storage
+from probjax.connectivity import (
+    AllFlips,
+    BallSteps,
+    BitFlips,
+    CubeSteps,
+    GaussianSteps,
+    Joined,
+    Listed,
+    Proposal,
+    RandomFlips,
+    SiteChanges,
+)
 from probjax.data import unique_rows
 from probjax.fitting import ConvergenceWarning, Fit, Progress, fit
-from probjax.models import ising, rbm
+from probjax.models import ising, potts, rbm
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.local import PseudoLikelihood
-from probjax.objectives.penalty import L1, L2
+from probjax.objectives.penalty import L1, L2, GroupL1
+from probjax.objectives.score import ScoreMatching, ScoreMatchingBySteps
+from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
 from probjax.types import Data, closed_form, recipe, static
@@ -20,24 +33,37 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AllFlips",
+    "BallSteps",
     "BitFlips",
     "ConvergenceWarning",
+    "CubeSteps",
     "Data",
     "Fit",
     "GaussianSteps",
+    "GroupL1",
     "Joined",
     "L1",
     "L2",
+    "Listed",
     "MPF",
+    "Path",
     "Potential",
     "Progress",
+    "Proposal",
     "PseudoLikelihood",
+    "RandomFlips",
+    "ScoreMatching",
+    "ScoreMatchingBySteps",
+    "SiteChanges",
+    "charts",
     "closed_form",
     "exact",
     "fit",
+    "fit_path",
     "flow",
     "ising",
     "potential",
+    "potts",
     "progress_bar",
     "rbm",
     "recipe",

@@ -134,6 +134,9 @@ def fit(
     params, objective, penalty, chart = _of_kind(
         kind, (params, objective, penalty, chart)
     )
+    if chart is not None:
+        # For its refusals: here it can look at values, in the compiled core it cannot.
+        chart.forward(params)
     plan = Plan(
         objective=objective,
         penalty=penalty,
@@ -155,7 +158,8 @@ def fit(
 
 
 def _finish(plan, run, found):
-    converged = (run.gradient_norm < plan.tolerance) & (plan.batch_size is None)
+    calm = (run.gradient_norm < plan.tolerance) & jnp.isfinite(run.method.value)
+    converged = calm & (plan.batch_size is None)
     losses = run.losses
     if is_concrete(run):
         # Cut on the host: a slice of jax would be compiled for every length.

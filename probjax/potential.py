@@ -64,6 +64,25 @@ class Potential:
         """U(x) - U(1 - x): the gap to the state with every bit flipped."""
         return self._sum_of_forms("mirror_gap", _mirror_gap, x)
 
+    def site_gaps(self, x: State, num_states: int) -> Float[Array, "site letter"]:
+        """U(x) - U(x with site n set to a) for every n, in order, and every letter a.
+
+        It is 0 at the letter that the site has.
+        """
+        generic = partial(_site_gaps, num_states=num_states)
+        gaps = self._sum_of_forms("site_gaps", generic, x)
+        sites = ravel_pytree(x)[0].size
+        if gaps.shape != (sites, num_states):
+            raise ValueError(
+                f"x of {sites} sites with {num_states} letters does not suit the "
+                f"energy, whose gaps have shape {gaps.shape}"
+            )
+        return gaps
+
+    def knows(self, name: str) -> bool:
+        """Whether every energy has the closed form `name`."""
+        return all(name in closed_forms(energy) for energy in self.energies)
+
     def _sum_of_forms(self, name, generic, x):
         forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
         gaps = [form(args, x) for form, args in zip(forms, self.args, strict=True)]
@@ -102,3 +121,15 @@ def _flip_gaps(energy, params, x):
 
 def _mirror_gap(energy, params, x):
     return energy(params, x) - energy(params, jax.tree.map(lambda bits: 1 - bits, x))
+
+
+def _site_gaps(energy, params, x, *, num_states):
+    flat, unravel = ravel_pytree(x)
+
+    def changed(site, letter):
+        return energy(params, unravel(flat.at[site].set(letter)))
+
+    letters = jnp.arange(num_states, dtype=flat.dtype)
+    of_site = jax.vmap(changed, (None, 0))
+    others = jax.vmap(of_site, (0, None))(jnp.arange(flat.size), letters)
+    return energy(params, x) - others

@@ -52,8 +52,10 @@ def loss_over_rows(
         return objective.reduce(values, weights)
 
     of_chunk = jax.value_and_grad(part)
-    size = chunk_size
-    if size >= count:
+    num_chunks = -(-count // chunk_size)
+    # As even as they can be: the last one then repeats next to nothing.
+    size = -(-count // num_chunks)
+    if num_chunks == 1:
         return of_chunk(params, data.x, weights, context)
 
     def add(i, total):
@@ -67,7 +69,7 @@ def loss_over_rows(
 
     nothing = jnp.zeros((), weights.dtype)
     total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
-    return jax.lax.fori_loop(0, -(-count // size), add, total)[:2]
+    return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
 
 
 def _merged(reduce, first, second):

@@ -44,6 +44,7 @@ __all__ = [
     "floating",
     "holds",
     "is_concrete",
+    "is_whole",
     "recipe",
     "static",
 ]
@@ -114,10 +115,11 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     """Attach to an energy functions that say more cheaply what can be derived from it.
 
     Known names, each a function of `(params, x)` unless said otherwise:
-    `flip_gaps` (E(x) - E(x with bit n flipped), for every n) and
-    `mirror_gap` (E(x) - E(1 - x)).
+    `flip_gaps` (E(x) - E(x with bit n flipped), for every n),
+    `mirror_gap` (E(x) - E(1 - x)) and
+    `site_gaps` (E(x) - E(x with site n set to a), for every n and every letter a).
     """
-    known = {"flip_gaps", "mirror_gap"}
+    known = {"flip_gaps", "mirror_gap", "site_gaps"}
     if unknown := set(forms) - known:
         raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
 
@@ -151,6 +153,11 @@ def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
 @partial(jax.jit, static_argnums=0)
 def _all(test, leaf):
     return jnp.all(test(leaf))
+
+
+def is_whole(value: Array) -> Array:
+    """Whether each value is a whole number."""
+    return value == jnp.round(value)
 
 
 def floating(values: ArrayLike) -> Array:
@@ -200,15 +207,20 @@ class Neighbours(NamedTuple):
     log_ratio: Float[Array, " k"]
     """log g(x|x') - log g(x'|x); zeros if the connectivity is symmetric."""
     weight: Float[Array, " k"]
-    """What each counts: 1 where all neighbours are visited, 1/k where k are drawn."""
+    """What each counts: 1 where all neighbours are visited, 1/k where k are drawn,
+    0 for an entry that is no neighbour."""
 
 
 class Gaps(NamedTuple):
-    """E(x) - E(x') + log_ratio for every neighbour x' of one state x."""
+    """E(x) - E(x') + log_ratio for every neighbour x' of one state x.
 
-    gap: Float[Array, " k"]
+    Neighbours are in the order of `Neighbours`; those of a site with several letters,
+    which exclude each other, share a row: the shape is `(k,)` or `(site, letter)`.
+    """
+
+    gap: Float[Array, "..."]
     """Positive where the neighbour is likelier than the state."""
-    weight: Float[Array, " k"]
+    weight: Float[Array, "..."]
     """As in `Neighbours`."""
 
 

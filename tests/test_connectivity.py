@@ -1,11 +1,28 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import cubic_energy, cubic_params
+from small_models import cubic_energy, cubic_params, random_ising
 
-from probjax import AllFlips, BitFlips, GaussianSteps, Joined, potential
-from probjax.connectivity import binary
+from probjax import (
+    AllFlips,
+    BallSteps,
+    BitFlips,
+    CubeSteps,
+    GaussianSteps,
+    Joined,
+    Listed,
+    Proposal,
+    RandomFlips,
+    SiteChanges,
+    closed_form,
+    ising,
+    potential,
+)
+from probjax.connectivity.flips import binary
+from probjax.connectivity.general import generic_gaps
 
 X = jnp.array([0.0, 1.0, 1.0])
 MODEL = potential(cubic_energy, cubic_params(0, 3))
@@ -39,11 +56,146 @@ def test_members_of_a_union_draw_independently(key):
     assert not jnp.any(first == second)
 
 
-def test_gaussian_steps_have_the_scale_asked_for(key):
-    steps = GaussianSteps(0.3, num_draws=20_000)
+def test_flips_within_a_radius_are_all_states_that_near():
+    for radius in (2, 3):
+        found = np.asarray(BitFlips(radius=radius).states(X, ()).x).tolist()
+        near = [
+            list(map(float, state))
+            for state in itertools.product((0, 1), repeat=3)
+            if 0 < np.abs(np.array(state) - X).sum() <= radius
+        ]
+        assert sorted(found) == sorted(near)
+        assert np.all(np.diff(np.abs(np.array(found) - X[None]).sum(1)) >= 0)
+
+
+@pytest.mark.parametrize("radius", [2, 3])
+def test_gaps_of_several_flips_equal_the_generic_path(radius):
+    """Closed forms of single flips make those of pairs."""
+    flips, x = BitFlips(radius=radius), jnp.array([0.0, 1, 1, 0])
+    model = potential(ising.energy, random_ising(0, 4))
+    generic = generic_gaps(model, x, flips.states(x, ()))
+    np.testing.assert_allclose(flips.gaps(model, x, ()).gap, generic.gap, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_draws", "num_bits"), [(3, 1), (2, 2), (5, 3)])
+def test_random_flips_visit_every_set_of_bits_alike(num_draws, num_bits, key):
+    flips, x = RandomFlips(num_draws, num_bits), jnp.array([0.0, 1, 1, 0, 1, 1])
+    keys = jax.random.split(key, 6000)
+    near = jax.vmap(lambda k: flips.states(x, flips.draw(k, None, x)))(keys)
+    np.testing.assert_allclose(near.weight, 1 / num_draws)
+    turned = np.abs(near.x - x[None, None])
+    assert set(turned.sum(-1).ravel()) == {num_bits}
+    codes = turned @ 2.0 ** np.arange(6)
+    _, counts = np.unique(codes, return_counts=True)
+    expected = codes.size / len(list(itertools.combinations(range(6), num_bits)))
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
+    if num_bits * num_draws <= 6:
+        assert turned.sum(1).max() == 1
+
+
+def test_random_flips_ask_a_closed_form_where_there_is_one(key):
+    flips, x = RandomFlips(2), jnp.array([0.0, 1, 1, 0])
+    model = potential(ising.energy, random_ising(0, 4))
+    moves = flips.draw(key, model, x)
+    generic = generic_gaps(model, x, flips.states(x, moves))
+    np.testing.assert_allclose(flips.gaps(model, x, moves).gap, generic.gap, atol=1e-5)
+
+
+def test_site_changes_are_all_other_letters_site_by_site():
+    found = SiteChanges(3).states(jnp.array([0.0, 2.0]), ())
+    others = np.asarray(found.x)[np.asarray(found.weight) == 1]
+    np.testing.assert_array_equal(others, [[1, 2], [2, 2], [0, 0], [0, 1]])
+    own = np.asarray(found.x)[np.asarray(found.weight) == 0]
+    np.testing.assert_array_equal(own, [[0, 2], [0, 2]])
+
+
+def test_site_changes_of_two_letters_are_bit_flips():
+    gaps = SiteChanges(2).gaps(MODEL, X, ())
+    np.testing.assert_allclose(
+        gaps.gap[gaps.weight == 1], BitFlips().gaps(MODEL, X, ()).gap, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "size"), [(GaussianSteps, 0.3), (CubeSteps, 0.3), (BallSteps, 0.3)]
+)
+def test_steps_have_the_shape_and_moment_asked_for(make, size, key):
+    count = 20_000
+    steps = make(size, num_draws=count)
     found = steps.states(X, steps.draw(key, MODEL, X)).x - X[None]
-    assert jnp.abs(found.mean(0)).max() < 5 * 0.3 / np.sqrt(20_000)
-    assert jnp.abs(found.std(0) / 0.3 - 1).max() < 5 / np.sqrt(2 * 20_000)
+    np.testing.assert_allclose(found[::2], -found[1::2], atol=1e-6)
+    squares = found[::2] ** 2
+    error = squares.std(0) / np.sqrt(count / 2)
+    assert np.all(np.abs(squares.mean(0) - steps.moment(X)) < 5 * error)
+    order, limit = {CubeSteps: (np.inf, 0.15), BallSteps: (2, 0.3)}.get(make, (2, 2))
+    furthest = np.linalg.norm(found, order, axis=1).max()
+    assert 0.5 * limit < furthest <= limit + 1e-6
+
+
+def test_an_odd_number_of_steps_is_drawn_too(key):
+    steps = GaussianSteps(1.0, num_draws=3)
+    assert steps.draw(key, MODEL, X).shape == (3, 3)
+
+
+def rotations(x):
+    return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)])
+
+
+def one_way(x):
+    return jnp.roll(x, 1)[None]
+
+
+def test_a_function_may_list_the_neighbours():
+    rows = jnp.array([[0.0, 1, 2], [3, 3, 4]])
+    rotate = Listed(rotations)
+    found = rotate.gaps(MODEL, rotate.prepare(rows)[0], ())
+    expected = [MODEL(rows[0]) - MODEL(state) for state in rotations(rows[0])]
+    np.testing.assert_allclose(found.gap, jnp.stack(expected), rtol=1e-6)
+    with pytest.raises(ValueError, match="neighbours must be mutual"):
+        Listed(one_way).prepare(rows)
+
+
+def propose_near(key, spread, x):
+    return x + jnp.exp(spread * x) * jax.random.normal(key, x.shape)
+
+
+def log_density_near(spread, x_new, x):
+    """Up to the constant of a normal."""
+    return jnp.sum(-(((x_new - x) * jnp.exp(-spread * x)) ** 2) / 2 - spread * x)
+
+
+def test_a_proposal_carries_the_ratio_of_its_densities(key):
+    proposal = Proposal(propose_near, log_density_near, 0.4, num_draws=5)
+    moves = proposal.draw(key, MODEL, X)
+    near = proposal.states(X, moves)
+    expected = [
+        log_density_near(0.4, X, move) - log_density_near(0.4, move, X)
+        for move in moves
+    ]
+    np.testing.assert_allclose(near.log_ratio, jnp.stack(expected), rtol=1e-5)
+    np.testing.assert_allclose(near.weight, 0.2)
+    gaps = proposal.gaps(MODEL, X, moves)
+    generic = MODEL(X) - jax.vmap(MODEL)(moves) + near.log_ratio
+    np.testing.assert_allclose(gaps.gap, generic, rtol=1e-5)
+
+
+def propose_upwards(key, args, x):
+    return x + jax.random.exponential(key, x.shape)
+
+
+def log_density_upwards(args, x_new, x):
+    return jnp.sum(jnp.where(x_new >= x, x - x_new, -jnp.inf))
+
+
+def log_density_nowhere(args, x_new, x):
+    return jnp.full((), -jnp.inf)
+
+
+def test_a_proposal_without_a_way_back_is_refused():
+    with pytest.raises(ValueError, match="a proposal must be reversible"):
+        Proposal(propose_upwards, log_density_upwards).prepare(jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match="must be finite for every x_new"):
+        Proposal(propose_upwards, log_density_nowhere).prepare(jnp.ones((3, 2)))
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.int64, np.float64])
@@ -59,10 +211,42 @@ def test_other_values_are_refused():
         binary(jnp.array([[-1, 1]]))
     with pytest.raises(ValueError, match="0 and 1, got others"):
         BitFlips().prepare(jnp.array([[0, 2]]))
-    with pytest.raises(ValueError, match="scale must be positive, got 0.0"):
+    with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)
     with pytest.raises(ValueError, match="num_draws must be at least 1"):
         GaussianSteps(1.0, num_draws=0)
+    with pytest.raises(ValueError, match="radius must not exceed the 2 bits"):
+        BitFlips(radius=3).prepare(jnp.array([[0, 1]]))
+    with pytest.raises(ValueError, match="radius must be at least 1, got 0"):
+        BitFlips(radius=0)
+    with pytest.raises(ValueError, match="num_draws must not exceed the 3 ways"):
+        RandomFlips(4).prepare(jnp.array([[0, 1, 1]]))
+    with pytest.raises(ValueError, match="num_bits must not exceed the 3 bits"):
+        RandomFlips(1, 4).prepare(jnp.array([[0, 1, 1]]))
+
+
+def test_letters_out_of_range_are_refused():
+    site = SiteChanges(3)
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match=f"letters 0 to 2, got {wrong}"):
+            site.prepare(jnp.array([[0, wrong]]))
+    with pytest.raises(ValueError, match="whole numbers"):
+        site.prepare(jnp.array([[0.5, 1]]))
+    with pytest.raises(ValueError, match=r"look one-hot.*potts\.letters"):
+        site.prepare(np.eye(3)[[[0, 1], [2, 2]]])
+    with pytest.raises(ValueError, match="num_states must be at least 2, got 1"):
+        SiteChanges(1)
+    with pytest.raises(ValueError, match="2 sites with 3 letters does not suit"):
+        SiteChanges(3).gaps(potential(too_few, None), jnp.zeros(2), ())
+
+
+def no_gaps(params, x):
+    return jnp.zeros((2, 2))
+
+
+@closed_form(site_gaps=no_gaps)
+def too_few(params, x):
+    return 0.0 * x[0]
 
 
 def test_traced_values_are_not_looked_at():

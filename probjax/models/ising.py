@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.connectivity import binary, is_spin
+from probjax.connectivity.flips import binary, is_spin
 from probjax.data import as_data
 from probjax.types import (
     Array,
@@ -76,8 +76,8 @@ def init(
     >>> init(jax.random.key(0), 3, edges=[(0, 1), (2, 1)]).edges
     ((0, 1), (1, 2))
     """
-    edges = _checked(edges, size)
-    pairs, _ = _pairs(size, edges)
+    edges = checked_edges(edges, size)
+    pairs, _ = pair_indices(size, edges)
     return Params(jnp.zeros(size), scale * jax.random.normal(key, pairs.shape), edges)
 
 
@@ -90,8 +90,8 @@ def from_matrix(
     matrix = floating(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
-    edges = _checked(edges, len(matrix))
-    rows, columns = _pairs(len(matrix), edges)
+    edges = checked_edges(edges, len(matrix))
+    rows, columns = pair_indices(len(matrix), edges)
     params = Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
     if is_concrete(matrix):
         with jax.ensure_compile_time_eval():
@@ -196,13 +196,13 @@ class Centred:
             raise ValueError(
                 f"the chart is of {len(self.mean)} units, params of {len(params.bias)}"
             )
-        first, second = _pairs(len(self.mean), params.edges)
+        first, second = pair_indices(len(self.mean), params.edges)
         coupling = 2 * params.coupling * (self.scale[first] * self.scale[second])
         bias = self.scale * (params.bias + 2 * self._pull(params))
         return Params(bias, coupling, params.edges)
 
     def inverse(self, coordinates: Params) -> Params:
-        first, second = _pairs(len(self.mean), coordinates.edges)
+        first, second = pair_indices(len(self.mean), coordinates.edges)
         coupling = coordinates.coupling / (2 * self.scale[first] * self.scale[second])
         params = Params(coordinates.bias / self.scale, coupling, coordinates.edges)
         return Params(params.bias - 2 * self._pull(params), coupling, params.edges)
@@ -227,12 +227,15 @@ def _pair_matrix(params):
     """J with a diagonal of zeros."""
     size = len(params.bias)
     half = jnp.zeros((size, size), params.coupling.dtype)
-    half = half.at[_pairs(size, params.edges)].set(params.coupling, unique_indices=True)
+    half = half.at[pair_indices(size, params.edges)].set(
+        params.coupling, unique_indices=True
+    )
     return half + half.T
 
 
 @cache
-def _pairs(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
+def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the second unit of every pair that may be coupled."""
     if edges is None:
         first, second = np.triu_indices(size, 1)
     else:
@@ -241,7 +244,8 @@ def _pairs(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
     return first.astype(np.int32), second.astype(np.int32)
 
 
-def _checked(edges, size) -> Edges | None:
+def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:
+    """`edges` as sorted pairs; refused if they are not pairs of different units."""
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if edges is None:
@@ -283,7 +287,7 @@ def _check_size(params, x):
         raise ValueError(
             f"x must have the {len(params.bias)} units of params, got shape {x.shape}"
         )
-    pairs, _ = _pairs(len(params.bias), params.edges)
+    pairs, _ = pair_indices(len(params.bias), params.edges)
     if params.coupling.shape != pairs.shape:
         raise ValueError(
             f"params must have one coupling for each of {len(pairs)} pairs, "

@@ -24,7 +24,12 @@ from probjax.objectives.reduce import log_mean_exp, log_sum_exp
 from probjax.types import Connectivity, Data, Energy, Gaps, Params, PRNGKeyArray, Scalar
 
 
-def MPF(energy: Energy, *, connectivity: Connectivity = BitFlips()) -> GapObjective:
+def MPF(
+    energy: Energy,
+    *,
+    connectivity: Connectivity = BitFlips(),
+    exclude_data: bool = False,
+) -> GapObjective:
     """Minimum probability flow: log K, to be minimised by `fit`.
 
     Where parameters exist that store all data as strict minima (few or separable
@@ -35,13 +40,16 @@ def MPF(energy: Energy, *, connectivity: Connectivity = BitFlips()) -> GapObject
         energy: `energy(params, x)` of one state.
         connectivity: which states exchange probability; sampled ones are drawn anew in
             every round of `fit`.
+        exclude_data: leave out the flow between rows of the data, as in the thesis.
+            That is no longer consistent: where all states have been seen nothing is
+            left, and the fit is refused.
     """
-    return GapObjective(energy, connectivity, log_flow, log_mean_exp)
+    return GapObjective(energy, connectivity, log_flow, log_mean_exp, exclude_data)
 
 
 def log_flow(gaps: Gaps) -> Scalar:
     """Log of the flow out of one state, log sum_k weight_k exp(gap_k / 2)."""
-    return log_sum_exp(gaps.gap / 2, gaps.weight)
+    return log_sum_exp(gaps.gap.ravel() / 2, gaps.weight.ravel())
 
 
 def flow(
@@ -51,12 +59,13 @@ def flow(
     data: Data,
     *,
     connectivity: Connectivity = BitFlips(),
+    exclude_data: bool = False,
 ) -> Scalar:
     """K itself: the mean over rows of the summed flow to their neighbours.
 
     Overflows where log K, the loss of `MPF`, does not.
     """
-    objective = MPF(energy, connectivity=connectivity)
+    objective = MPF(energy, connectivity=connectivity, exclude_data=exclude_data)
     data = objective.prepare(params, as_data(data))
     context = objective.refresh(key, params, data, objective.init(key, params, data))
     rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)

@@ -1,13 +1,13 @@
 """Objectives that compare a state with its neighbours site by site.
 
-Pseudolikelihood replaces the likelihood by the product of every unit's conditional
-given all others. With gap_n = E(x) - E(x with bit n flipped),
+Pseudolikelihood replaces the likelihood by the product of every site's conditional
+given all others. With gap_na = E(x) - E(x with site n set to a),
 
-    -log p(x_n | rest) = log(1 + exp(gap_n)) = softplus(gap_n),
+    -log p(x_n | rest) = log(1 + sum_(a != x_n) exp(gap_na)),
 
-so it is the logistic loss on the same gaps whose exponential is the probability flow.
-All conditionals share the parameters of one energy, hence symmetric or joint
-pseudolikelihood.
+which for two states is softplus(gap_n): the logistic loss on the same gaps whose
+exponential is the probability flow. All conditionals share the parameters of one
+energy, hence symmetric or joint pseudolikelihood.
 
 Reference: Besag (1975); thesis, introduction, "Pseudolikelihood".
 """
@@ -15,17 +15,25 @@ Reference: Besag (1975); thesis, introduction, "Pseudolikelihood".
 import jax
 import jax.numpy as jnp
 
-from probjax.connectivity import BitFlips
+from probjax.connectivity import BitFlips, SiteChanges
 from probjax.objectives.gaps import GapObjective
-from probjax.objectives.reduce import mean
+from probjax.objectives.reduce import log_sum_exp, mean
 from probjax.types import Energy, Gaps, Scalar
 
 
-def PseudoLikelihood(energy: Energy) -> GapObjective:
-    """Mean over rows of -sum_n log p(x_n | the other bits), for binary states."""
-    return GapObjective(energy, BitFlips(), log_conditionals, mean)
+def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
+    """Mean over rows of -sum_n log p(x_n | the other sites).
+
+    Args:
+        num_states: letters of a site; with 2, states are bits.
+    """
+    sites = BitFlips() if num_states == 2 else SiteChanges(num_states)
+    return GapObjective(energy, sites, log_conditionals, mean)
 
 
 def log_conditionals(gaps: Gaps) -> Scalar:
-    """-sum_n log p(x_n | rest) of one state, sum_n softplus(gap_n)."""
-    return jnp.sum(gaps.weight * jax.nn.softplus(gaps.gap))
+    """-sum_n log p(x_n | rest) of one state from the gaps of its sites."""
+    if gaps.gap.ndim == 1:
+        return jnp.sum(gaps.weight * jax.nn.softplus(gaps.gap))
+    others = jax.vmap(log_sum_exp)(gaps.gap, gaps.weight)
+    return jnp.sum(jax.nn.softplus(others))

@@ -1,9 +1,12 @@
 """Penalties: terms added to any loss by `fit(..., penalty=...)`.
 
     L1: strength * sum_i w_i |theta_i|        L2: strength * sum_i w_i theta_i^2
+    GroupL1: strength * sum_g w_g |theta_g|
 
 `weights` is a tree like the parameters, by default ones; `ising.couplings_only(params)`
-spares the biases. A parameter shared by two entries of a matrix is counted once.
+spares the biases. A leaf of it is one number for the whole leaf of parameters, or an
+array with one for each entry (of `GroupL1`: for each group). A parameter shared by two
+entries of a matrix is counted once.
 """
 
 from typing import ClassVar
@@ -53,18 +56,106 @@ class L1:
 
         return _each(shrink, params, self.weights)
 
+    def vanishing(self, gradient: Params) -> Scalar:
+        """The least strength that keeps at zero what is penalised and is there.
+
+        The dual norm of the loss's gradient: max_i |g_i| / w_i over w_i > 0.
+        """
+        return _largest(lambda g, w: _ratio(jnp.abs(g), w), gradient, self.weights)
+
+
+@recipe
+class GroupL1:
+    """strength * sum_g w_g |theta_g|: shrinks, and leaves whole groups exactly zero.
+
+    The groups are leaf[i] for every leaf and i, entries with the same leading index,
+    and |theta_g| is their Euclidean length. In a vector each entry is a group, which is
+    `L1`; a scalar is one too.
+
+    Reference: Yuan and Lin, "Model selection and estimation in regression with grouped
+    variables", JRSS B 68 (2006).
+    """
+
+    strength: float
+    weights: PyTree = None
+    smooth: ClassVar[bool] = False
+
+    def __post_init__(self):
+        _check(self.strength)
+
+    def value(self, params: Params) -> Scalar:
+        def weighed(p, w):
+            return w * _lengths(p)
+
+        return self.strength * _total(weighed, params, self.weights, _per_group)
+
+    def prox(self, params: Params, step: Scalar) -> Params:
+        def shrink(p, w):
+            # A length that is zero must shrink to zero and not to NaN.
+            lengths = jnp.maximum(_lengths(p), jnp.finfo(p.dtype).tiny)
+            kept = jnp.maximum(1 - step * self.strength * w / lengths, 0)
+            return p * kept.reshape(kept.shape + (1,) * (p.ndim - 1))
+
+        return _each(shrink, params, self.weights, _per_group)
+
+    def vanishing(self, gradient: Params) -> Scalar:
+        """The least strength that keeps at zero what is penalised and is there.
+
+        The dual norm of the loss's gradient: max_g |gradient_g| / w_g over w_g > 0.
+        """
+
+        def ratios(g, w):
+            return _ratio(_lengths(g), w)
+
+        return _largest(ratios, gradient, self.weights, _per_group)
+
 
 def _check(strength):
     if isinstance(strength, float) and not strength >= 0:
         raise ValueError(f"strength must not be negative, got {strength}")
 
 
-def _each(function, params, weights):
+def _per_group(leaf):
+    """The shape of one number for each group of a leaf."""
+    return jnp.shape(leaf)[:1]
+
+
+def _lengths(leaf):
+    squares = jnp.sum(leaf**2, axis=tuple(range(1, jnp.ndim(leaf))))
+    # The slope of a length at zero is taken to be zero, as that of |theta| is.
+    away = squares > 0
+    return jnp.where(away, jnp.sqrt(jnp.where(away, squares, 1)), 0)
+
+
+def _ratio(size, weight):
+    return jnp.where(weight > 0, size / jnp.where(weight > 0, weight, 1), 0)
+
+
+def _each(function, params, weights, shape=jnp.shape):
+    """`function(leaf, weight)` for all leaves; `shape` is that of a leaf's weights."""
+    params = jax.tree.map(jnp.asarray, params)
     if weights is None:
         return jax.tree.map(lambda p: function(p, 1), params)
+    form = jax.tree.structure(params)
+    if jax.tree.structure(weights) != form:
+        raise ValueError(
+            f"weights must be a tree like params, {form}, "
+            f"got {jax.tree.structure(weights)}"
+        )
+    for p, w in zip(jax.tree.leaves(params), jax.tree.leaves(weights), strict=True):
+        if jnp.shape(w) not in ((), shape(p)):
+            raise ValueError(
+                f"weights must be one number or of shape {shape(p)} for a leaf of "
+                f"shape {p.shape}, got shape {jnp.shape(w)}"
+            )
     return jax.tree.map(function, params, weights)
 
 
-def _total(function, params, weights):
-    leaves = jax.tree.leaves(_each(function, params, weights))
+def _total(function, params, weights, shape=jnp.shape):
+    leaves = jax.tree.leaves(_each(function, params, weights, shape))
     return jnp.stack([jnp.sum(leaf) for leaf in leaves]).sum()
+
+
+def _largest(function, gradient, weights, shape=jnp.shape):
+    leaves = jax.tree.leaves(_each(function, gradient, weights, shape))
+    return jnp.stack([jnp.max(leaf, initial=0) for leaf in leaves]).max()

@@ -17,7 +17,7 @@ from probjax import (
     flow,
     ising,
 )
-from probjax.connectivity import generic_gaps
+from probjax.connectivity.general import generic_gaps
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
 from probjax.types import Context, Neighbours, recipe
 

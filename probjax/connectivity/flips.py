@@ -1,0 +1,195 @@
+"""Binary states: neighbours that differ in some bits.
+
+    g(x', x) = 1 if x and x' differ in one bit (in at most `radius` bits; in all bits)
+
+Two flips one after the other are two gaps added,
+
+    E(x) - E(x with i and j flipped) = gap_i(x) + gap_j(x with i flipped),
+
+so where the gaps of single flips are known in closed form those of pairs are cheap too.
+
+Reference: thesis, "Ising Model", eq. g_ij_ising, and the appendix "MPF objective
+function for an Ising model".
+"""
+
+from functools import cache
+from itertools import combinations
+from math import comb
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.general import check_draws, generic_gaps, visited
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    State,
+    floating,
+    holds,
+    recipe,
+    static,
+)
+
+
+@recipe
+class BitFlips:
+    """Every state that differs from a binary state in one bit, or in up to `radius`.
+
+    Those that differ in one bit come first, in the order of `ravel(x)`, then those that
+    differ in two, by their first and then their second bit.
+    """
+
+    radius: int = static(default=1)
+
+    def __post_init__(self):
+        if self.radius < 1:
+            raise ValueError(f"radius must be at least 1, got {self.radius}")
+
+    def prepare(self, x: State) -> State:
+        if self.radius > (size := num_sites(x)):
+            raise ValueError(
+                f"radius must not exceed the {size} bits of a state, got {self.radius}"
+            )
+        return binary(x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        flat, _ = ravel_pytree(x)
+        near = [
+            _flipped(x, _subsets(flat.size, count))
+            for count in range(1, self.radius + 1)
+        ]
+        return visited(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *near))
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        if self.radius == 1:
+            gap = potential.flip_gaps(x)
+        elif self.radius == 2 and potential.knows("flip_gaps"):
+            gap = _pair_gaps(potential, x)
+        else:
+            return generic_gaps(potential, x, self.states(x, moves))
+        return Gaps(gap, jnp.ones_like(gap))
+
+
+@recipe
+class RandomFlips:
+    """`num_draws` states that differ in `num_bits` random bits, anew at every refresh.
+
+    They are averaged, so the flow is 1 / C(d, num_bits) of that to all such states, on
+    average. States drawn together differ in other bits as far as there are enough.
+    """
+
+    num_draws: int = static()
+    num_bits: int = static(default=1)
+
+    def __post_init__(self):
+        check_draws(self.num_draws)
+        if self.num_bits < 1:
+            raise ValueError(f"num_bits must be at least 1, got {self.num_bits}")
+
+    def prepare(self, x: State) -> State:
+        size = num_sites(x)
+        if self.num_bits > size:
+            raise ValueError(
+                f"num_bits must not exceed the {size} bits of a state, "
+                f"got {self.num_bits}"
+            )
+        if self.num_draws > comb(size, self.num_bits):
+            raise ValueError(
+                f"num_draws must not exceed the {comb(size, self.num_bits)} ways to "
+                f"flip {self.num_bits} of {size} bits, got {self.num_draws}"
+            )
+        return binary(x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Array:
+        size = ravel_pytree(x)[0].size
+        together = size // self.num_bits
+        keys = jax.random.split(key, -(-self.num_draws // together))
+        order = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
+        bits = order[:, : together * self.num_bits].reshape(-1, self.num_bits)
+        return bits[: self.num_draws]
+
+    def states(self, x: State, moves: Array) -> Neighbours:
+        near = visited(_flipped(x, moves))
+        return near._replace(weight=near.weight / self.num_draws)
+
+    def gaps(self, potential: Potential, x: State, moves: Array) -> Gaps:
+        if self.num_bits == 1 and potential.knows("flip_gaps"):
+            gap = potential.flip_gaps(x)[moves[:, 0]]
+            return Gaps(gap, jnp.full_like(gap, 1 / self.num_draws))
+        return generic_gaps(potential, x, self.states(x, moves))
+
+
+@recipe
+class AllFlips:
+    """The one state that differs from a binary state in every bit.
+
+    Joined to `BitFlips` it lets the flow see the far side of the state space, which
+    matters where activity is sparse.
+    """
+
+    def prepare(self, x: State) -> State:
+        return binary(x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        mirrored = jax.tree.map(lambda bits: 1 - bits[None], x)
+        return visited(mirrored)
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        gap = potential.mirror_gap(x)[None]
+        return Gaps(gap, jnp.ones_like(gap))
+
+
+def num_sites(x: State) -> int:
+    """How many bits, or letters, a row of `x` has."""
+    return sum(int(np.prod(np.shape(leaf)[1:])) for leaf in jax.tree.leaves(x))
+
+
+def binary(x: State) -> State:
+    """`x` as floating 0s and 1s; anything else in it is refused.
+
+    Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
+    """
+    if not holds(_is_bit, x):
+        spins = holds(is_spin, x)
+        hint = "spins of -1 and 1: convert them with ising.bits" if spins else "others"
+        raise ValueError(f"a binary connectivity needs data of 0 and 1, got {hint}")
+    return jax.tree.map(floating, x)
+
+
+def _is_bit(value):
+    return (value == 0) | (value == 1)
+
+
+def is_spin(value: Array) -> Array:
+    """Whether each value is -1 or 1."""
+    return jnp.abs(value) == 1
+
+
+def _flipped(x, bits):
+    """The states in which each set of `bits` is flipped, of shape `(k, count)`."""
+    flat, unravel = ravel_pytree(x)
+    return jax.vmap(lambda which: unravel(flat.at[which].set(1 - flat[which])))(bits)
+
+
+@cache
+def _subsets(size: int, count: int) -> np.ndarray:
+    # Of one kind whether or not 64 bits are enabled, as jax remembers such constants.
+    return np.array(list(combinations(range(size), count)), np.int32)
+
+
+def _pair_gaps(potential, x):
+    first = potential.flip_gaps(x)
+    rows, columns = _subsets(first.size, 2).T
+    after = jax.vmap(potential.flip_gaps)(_flipped(x, _subsets(first.size, 1)))
+    return jnp.concatenate([first, first[rows] + after[rows, columns]])

@@ -1,0 +1,205 @@
+"""Connectivities made of functions, and of other connectivities.
+
+    Listed: g(x'|x) = 1 for every x' that a function lists, which must be mutual
+    Proposal: x' ~ g(.|x), any distribution that can be drawn from and evaluated
+
+A proposal's flow, g(x'|x) (g(x|x') / g(x'|x))^(1/2) exp((E(x) - E(x')) / 2), is an
+average over its draws, and only the ratio of its densities matters.
+
+Reference: thesis, "Sampling the Connectivity Function g_ij", eq. Gammaij.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Connectivity,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    PyTree,
+    Scalar,
+    State,
+    float_dtype,
+    floating,
+    is_concrete,
+    recipe,
+    static,
+)
+
+CHECKED_ROWS = 32
+
+
+def generic_gaps(potential: Potential, x: State, neighbours: Neighbours) -> Gaps:
+    """The gaps from one evaluation of the potential per neighbour."""
+    gap = potential(x) - jax.vmap(potential)(neighbours.x) + neighbours.log_ratio
+    return Gaps(gap, neighbours.weight)
+
+
+def visited(x: State) -> Neighbours:
+    """All states along the leading axis of `x`, as neighbours that count 1 each."""
+    leaves = jax.tree.leaves(x)
+    zeros = jnp.zeros(len(leaves[0]), float_dtype(x))
+    return Neighbours(x, zeros, zeros + 1)
+
+
+@recipe
+class Listed:
+    """The states that `neighbours(x)` lists, leaves with a leading axis of neighbours.
+
+    Neighbours must be mutual: a state lists each of its neighbours as often as it is
+    listed by it. The first rows of the data are tried for that.
+
+    >>> def turns(x):
+    ...     return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)])
+    >>> Listed(turns).states(jnp.array([0.0, 1.0, 2.0]), ()).x.tolist()
+    [[2.0, 0.0, 1.0], [1.0, 2.0, 0.0]]
+    """
+
+    neighbours: Callable[[State], State] = static()
+
+    def prepare(self, x: State) -> State:
+        x = jax.tree.map(floating, x)
+        if is_concrete(x):
+            few = jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x)
+            with jax.ensure_compile_time_eval():
+                mutual = _are_mutual(self.neighbours, few)
+            if not mutual:
+                raise ValueError(
+                    "neighbours must be mutual, but a row has a neighbour that does "
+                    "not list it as often: list both ways, or use a Proposal"
+                )
+        return x
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        return visited(self.neighbours(x))
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        return generic_gaps(potential, x, self.states(x, moves))
+
+
+@recipe
+class Proposal:
+    """`num_draws` states drawn from a distribution g(.|x) of any kind.
+
+    `propose(key, args, x)` draws one; `log_density(args, x_new, x)` is its
+    log g(x_new|x), to within a constant that depends on neither. Where one state can
+    be drawn from the other, the other must be drawn from the one.
+    """
+
+    propose: Callable[[PRNGKeyArray, PyTree, State], State] = static()
+    log_density: Callable[[PyTree, State, State], Scalar] = static()
+    args: PyTree = None
+    num_draws: int = static(default=1)
+
+    def __post_init__(self):
+        check_draws(self.num_draws)
+
+    def prepare(self, x: State) -> State:
+        x = jax.tree.map(floating, x)
+        if is_concrete((x, self.args)):
+            self._check(jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x))
+        return x
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> State:
+        keys = jax.random.split(key, self.num_draws)
+        drawn = jax.vmap(self.propose, (0, None, None))(keys, self.args, x)
+        return jax.lax.stop_gradient(drawn)
+
+    def states(self, x: State, moves: State) -> Neighbours:
+        there = jax.vmap(lambda x_new: self.log_density(self.args, x_new, x))(moves)
+        back = jax.vmap(lambda x_new: self.log_density(self.args, x, x_new))(moves)
+        share = jnp.full_like(there, 1 / self.num_draws)
+        return Neighbours(moves, back - there, share)
+
+    def gaps(self, potential: Potential, x: State, moves: State) -> Gaps:
+        return generic_gaps(potential, x, self.states(x, moves))
+
+    def _check(self, rows):
+        """Try a few draws, with a key that nothing else is drawn with."""
+        count = len(jax.tree.leaves(rows)[0])
+        keys = jax.random.split(jax.random.key(0), count)
+        with jax.ensure_compile_time_eval():
+            there, back = _try_out(self, keys, rows)
+            there_is_finite = bool(jnp.isfinite(there).all())
+            back_is_finite = bool(jnp.isfinite(back).all())
+        if not there_is_finite:
+            raise ValueError(
+                "log_density(args, x_new, x) must be finite for every x_new that "
+                "propose draws, but it is not for some"
+            )
+        if not back_is_finite:
+            raise ValueError(
+                "a proposal must be reversible: log_density(args, x, x_new) is not "
+                "finite for some x_new drawn from x, so that nothing would flow there"
+            )
+
+
+@recipe
+class Joined:
+    """The neighbours of every member together, a state reached twice counted twice."""
+
+    members: tuple[Connectivity, ...]
+
+    def prepare(self, x: State) -> State:
+        for member in self.members:
+            x = member.prepare(x)
+        return x
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        keys = jax.random.split(key, len(self.members))
+        pairs = zip(self.members, keys, strict=True)
+        return tuple(member.draw(k, potential, x) for member, k in pairs)
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        parts = [m.states(x, move) for m, move in self._pairs(moves)]
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        parts = [m.gaps(potential, x, move) for m, move in self._pairs(moves)]
+        return jax.tree.map(lambda *g: jnp.concatenate([p.ravel() for p in g]), *parts)
+
+    def _pairs(self, moves):
+        # Deterministic members have no moves, and () stands for all of theirs.
+        moves = moves or ((),) * len(self.members)
+        return zip(self.members, moves, strict=True)
+
+
+def check_draws(num_draws: int) -> None:
+    """Refuse a number of draws that is none."""
+    if num_draws < 1:
+        raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+
+
+@jax.jit
+def _try_out(proposal: Proposal, keys: Array, rows: State) -> tuple[Array, Array]:
+    """Log densities of draws from the rows, there and back."""
+
+    def one(key, x):
+        x_new = proposal.propose(key, proposal.args, x)
+        there = proposal.log_density(proposal.args, x_new, x)
+        return there, proposal.log_density(proposal.args, x, x_new)
+
+    return jax.vmap(one)(keys, rows)
+
+
+def _are_mutual(function, rows):
+    def count(x, of):
+        listed = jax.vmap(lambda state: ravel_pytree(state)[0])(function(of))
+        return jnp.isclose(listed, ravel_pytree(x)[0][None]).all(1).sum()
+
+    def one(x):
+        near = function(x)
+        there = jax.vmap(lambda y: count(y, x))(near)
+        back = jax.vmap(lambda y: count(x, y))(near)
+        return jnp.all(there == back)
+
+    return bool(jax.vmap(one)(rows).all())

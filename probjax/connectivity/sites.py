@@ -1,0 +1,104 @@
+"""States of several letters: neighbours that differ at one site.
+
+    g(x', x) = 1 if x and x' in {0, ..., q-1}^d differ at one site
+
+Letters are floats inside, as bits are. The neighbours at one site exclude each other,
+which is what the pseudolikelihood of a site is made of.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.general import visited
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Float,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    State,
+    floating,
+    holds,
+    is_concrete,
+    is_whole,
+    recipe,
+    static,
+)
+
+
+@recipe
+class SiteChanges:
+    """Every state with another of `num_states` letters at one site.
+
+    They are listed by site and then by letter. A site's own letter keeps its place in
+    that table, with weight 0.
+    """
+
+    num_states: int = static()
+
+    def __post_init__(self):
+        check_num_states(self.num_states)
+
+    def prepare(self, x: State) -> State:
+        return letters(x, num_states=self.num_states)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        flat, unravel = ravel_pytree(x)
+        values = jnp.arange(self.num_states, dtype=flat.dtype)
+        place = jax.vmap(lambda site, a: unravel(flat.at[site].set(a)))
+        sites = jnp.repeat(jnp.arange(flat.size), self.num_states)
+        near = visited(place(sites, jnp.tile(values, flat.size)))
+        return near._replace(weight=self._others(flat).ravel())
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        gap = potential.site_gaps(x, self.num_states)
+        return Gaps(gap, self._others(ravel_pytree(x)[0]))
+
+    def _others(self, flat):
+        return 1 - one_hot(flat, self.num_states)
+
+
+def one_hot(x: Float[Array, " site"], num_states: int) -> Float[Array, "site letter"]:
+    """Each letter as a row with a 1 in its column, and 0 elsewhere."""
+    columns = jnp.arange(num_states, dtype=x.dtype)
+    return (x[:, None] == columns[None]).astype(x.dtype)
+
+
+def letters(x: State, *, num_states: int) -> State:
+    """`x` as floating letters 0 to `num_states` - 1; anything else in it is refused.
+
+    One-hot states are refused too, as they may be a mistake: see `potts.letters`.
+    """
+    check_num_states(num_states)
+    if not holds(is_whole, x):
+        raise ValueError("letters must be whole numbers")
+    for leaf in jax.tree.leaves(x):
+        if not is_concrete(leaf):
+            continue
+        with jax.ensure_compile_time_eval():
+            low, high = int(jnp.min(leaf)), int(jnp.max(leaf))
+            hot = jnp.ndim(leaf) > 2 and jnp.shape(leaf)[-1] == num_states
+            hot = hot and bool(jnp.all(jnp.asarray(leaf).sum(-1) == 1))
+        if low < 0 or high >= num_states:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"{num_states} states per site are the letters 0 to {num_states - 1}, "
+                f"got {wrong}"
+            )
+        if hot and high <= 1:
+            raise ValueError(
+                f"data of shape {jnp.shape(leaf)} look one-hot: convert them with "
+                "potts.letters"
+            )
+    return jax.tree.map(floating, x)
+
+
+def check_num_states(num_states: int) -> None:
+    """Refuse sites that have nothing to choose from."""
+    if num_states < 2:
+        raise ValueError(f"num_states must be at least 2, got {num_states}")

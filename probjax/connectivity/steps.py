@@ -1,0 +1,114 @@
+"""Small symmetric steps in a continuous space.
+
+With steps a of second moment m per coordinate, and K the mean flow along them,
+
+    (K - 1) 4 / m  ->  K_SM = mean over rows of |grad E|^2 / 2 - laplacian E
+
+as they shrink: score matching. The moment is s^2 for Gaussian steps of standard
+deviation s, e^2 / 12 in a cube of side e, and r^2 / (d + 2) in a ball of radius r.
+Every second step is the mirror image of the one before it, so that what is odd in the
+step, and would drown the limit in noise, cancels.
+
+Reference: thesis, "Score Matching" and the appendix "Score Matching (SM) is a special
+case of MPF", with the constants corrected.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.general import check_draws, generic_gaps
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    Scalar,
+    State,
+    floating,
+    recipe,
+    static,
+)
+
+
+class Shape(NamedTuple):
+    """A distribution of steps, symmetric about 0."""
+
+    draw: Callable[[PRNGKeyArray, int, int, jnp.dtype], Array]
+    """`draw(key, num_draws, size, dtype)`: steps `(num_draws, size)`."""
+    moment: Callable[[int], float]
+    """The mean square of one coordinate, from the number of coordinates."""
+
+
+@recipe
+class Steps:
+    """`num_draws` states a random step away; make one with the functions below."""
+
+    scale: float
+    """What a step of `shape` is multiplied by."""
+    shape: Shape = static()
+    num_draws: int = static()
+
+    def __post_init__(self):
+        if isinstance(self.scale, float) and not self.scale > 0:
+            raise ValueError(f"the size of steps must be positive, got {self.scale}")
+        check_draws(self.num_draws)
+
+    def prepare(self, x: State) -> State:
+        return jax.tree.map(floating, x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Array:
+        flat, _ = ravel_pytree(x)
+        half = -(-self.num_draws // 2)
+        steps = self.shape.draw(key, half, flat.size, flat.dtype)
+        both = jnp.stack([steps, -steps], axis=1).reshape(2 * half, flat.size)
+        return both[: self.num_draws]
+
+    def states(self, x: State, moves: Array) -> Neighbours:
+        flat, unravel = ravel_pytree(x)
+        stepped = jax.vmap(lambda step: unravel(flat + self.scale * step))(moves)
+        ratio = jnp.zeros(self.num_draws, flat.dtype)
+        return Neighbours(stepped, ratio, jnp.full_like(ratio, 1 / self.num_draws))
+
+    def gaps(self, potential: Potential, x: State, moves: Array) -> Gaps:
+        return generic_gaps(potential, x, self.states(x, moves))
+
+    def moment(self, x: State) -> Scalar:
+        """The mean square of one coordinate of a step from `x`."""
+        return jnp.asarray(self.scale) ** 2 * self.shape.moment(ravel_pytree(x)[0].size)
+
+
+def GaussianSteps(scale: float, *, num_draws: int = 2) -> Steps:
+    """`num_draws` states a Gaussian step of standard deviation `scale` away."""
+    return Steps(scale, GAUSSIAN, num_draws)
+
+
+def CubeSteps(side: float, *, num_draws: int = 2) -> Steps:
+    """`num_draws` states drawn evenly from the cube of that side around a state."""
+    return Steps(side, CUBE, num_draws)
+
+
+def BallSteps(radius: float, *, num_draws: int = 2) -> Steps:
+    """`num_draws` states drawn evenly from the ball of that radius around a state."""
+    return Steps(radius, BALL, num_draws)
+
+
+def _gaussian(key, num_draws, size, dtype):
+    return jax.random.normal(key, (num_draws, size), dtype)
+
+
+def _cube(key, num_draws, size, dtype):
+    return jax.random.uniform(key, (num_draws, size), dtype, -0.5, 0.5)
+
+
+def _ball(key, num_draws, size, dtype):
+    return jax.random.ball(key, size, shape=(num_draws,), dtype=dtype)
+
+
+GAUSSIAN = Shape(_gaussian, lambda size: 1.0)
+CUBE = Shape(_cube, lambda size: 1 / 12)
+BALL = Shape(_ball, lambda size: 1 / (size + 2))

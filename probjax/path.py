@@ -1,0 +1,183 @@
+"""Regularisation paths: fits for a falling sequence of penalty strengths.
+
+    theta(s) = argmin loss(theta) + s * penalty(theta),   s_1 > s_2 > ... > s_n
+
+Each fit starts where the last ended, which is near its own minimum, so that a whole
+path costs little more than its last and hardest fits. With a penalty that leaves zeros,
+parameters enter the model one after the other as the strength falls.
+
+Reference: Friedman, Hastie and Tibshirani, "Regularization paths for generalized linear
+models via coordinate descent", J. Stat. Software 33 (2010).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from probjax.fitting import Progress, fit
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Data,
+    Float,
+    Objective,
+    Params,
+    Penalty,
+    PRNGKeyArray,
+    PyTree,
+    float_dtype,
+    holds,
+)
+
+_STILL = optax.sgd(0.0)
+
+
+class Path(NamedTuple):
+    """The outcome of `fit_path`, one entry for each strength."""
+
+    strengths: Float[Array, " n"]
+    """From the strongest penalty to the weakest."""
+    params: Params
+    """The parameters found: leaves with a leading axis of strengths."""
+    losses: Float[Array, " n"]
+    """The loss there, with its penalty."""
+    num_nonzero: Array
+    """How many of the penalised entries of the parameters are not zero."""
+    converged: Array
+    """Whether each fit reached its tolerance."""
+
+    def at(self, i: int) -> Params:
+        """The parameters of the i-th strength."""
+        return jax.tree.map(lambda leaf: leaf[i], self.params)
+
+
+def fit_path(
+    key: PRNGKeyArray,
+    objective: Objective,
+    params: Params,
+    data: PyTree | Data,
+    *,
+    penalty: Penalty,
+    strengths: Float[ArrayLike, " n"] | None = None,
+    num_strengths: int = 30,
+    smallest: float = 1e-3,
+    steps_per_round: int = 2000,
+    tolerance: float | None = None,
+    chunk_size: int | None = None,
+    stop: Callable[[Progress, Data], Array] | None = None,
+) -> Path:
+    """Fit `objective` to `data` at every strength, each time from the fit before.
+
+    All fits have the same key, so what is random in the objective is the same in all,
+    and are runs of one program.
+
+    Args:
+        params: where the first fit starts.
+        penalty: a recipe with a `strength`, as `L1`; the strengths of the path replace
+            its own, which is ignored.
+        strengths: positive and falling. If None, `num_strengths` in geometric
+            progression: from where all that is penalised just vanishes, found by a
+            fit without it and `penalty.vanishing`, to `smallest` times as much.
+        steps_per_round: the most steps of each fit.
+        tolerance: as for `fit`, and so are `chunk_size` and `stop`. It should be well
+            below the last strength: a gradient less than the tolerance is none.
+
+    Returns:
+        A `Path`.
+    """
+    _check(penalty, strengths, num_strengths, smallest)
+
+    def learn(start, strength):
+        return fit(
+            key,
+            objective,
+            start,
+            data,
+            penalty=_scaled(penalty, strength),
+            steps_per_round=steps_per_round,
+            tolerance=tolerance,
+            chunk_size=chunk_size,
+            stop=stop,
+        )
+
+    kind = float_dtype(params)
+    if strengths is None:
+        params = learn(params, jnp.finfo(kind).max).params
+        one_look = fit(
+            key,
+            objective,
+            params,
+            data,
+            optimizer=_STILL,
+            steps_per_round=1,
+            chunk_size=chunk_size,
+        )
+        first = _first_strength(penalty, one_look.opt_state.gradient)
+        strengths = first * smallest ** jnp.linspace(0, 1, num_strengths)
+    strengths = jnp.asarray(strengths, kind)
+    if strengths.ndim != 1 or not len(strengths) or not holds(_falls, strengths):
+        raise ValueError(
+            "strengths must be positive, finite and strictly falling, "
+            f"got {strengths.tolist()}"
+        )
+    fits = []
+    for strength in strengths:
+        fits.append(learn(params, strength))
+        params = fits[-1].params
+    found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(f.params for f in fits))
+    return Path(
+        strengths=strengths,
+        params=found,
+        losses=jnp.stack([f.loss for f in fits]),
+        num_nonzero=_num_nonzero(found, _penalised(penalty, params)),
+        converged=jnp.stack([f.converged for f in fits]),
+    )
+
+
+def _check(penalty, strengths, num_strengths, smallest):
+    if not hasattr(penalty, "strength"):
+        raise ValueError(f"penalty must have a strength to replace, got {penalty}")
+    if strengths is None and not hasattr(penalty, "vanishing"):
+        raise ValueError(
+            f"strengths must be given for a penalty that leaves no zeros, got {penalty}"
+        )
+    if not (isinstance(num_strengths, int) and num_strengths >= 1):
+        raise ValueError(
+            f"num_strengths must be an integer of at least 1, got {num_strengths}"
+        )
+    if not 0 < smallest < 1:
+        raise ValueError(f"smallest must be between 0 and 1, got {smallest}")
+
+
+def _scaled(penalty, strength):
+    return dataclasses.replace(penalty, strength=strength)
+
+
+def _first_strength(penalty, gradient):
+    # Raised a little, as the gradient is known to tolerance and rounding only.
+    return 1.001 * penalty.vanishing(gradient)
+
+
+def _falls(strengths):
+    fine = jnp.isfinite(strengths) & (strengths > 0)
+    return jnp.all(fine) & jnp.all(jnp.diff(strengths) < 0)
+
+
+def _penalised(penalty, params):
+    """Which entries are penalised: those that the longest proximal step leaves at 0."""
+    ones = jax.tree.map(jnp.ones_like, params)
+    longest = jnp.asarray(jnp.finfo(float_dtype(params)).max)
+    left = _scaled(penalty, 1.0).prox(ones, longest)
+    return jax.tree.map(lambda leaf: leaf == 0, left)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(0, None))
+def _num_nonzero(params, penalised):
+    both = jax.tree.map(lambda leaf, mask: (leaf != 0) & mask, params, penalised)
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(both))

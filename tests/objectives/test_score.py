@@ -1,0 +1,153 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import (
+    BallSteps,
+    CubeSteps,
+    Data,
+    GaussianSteps,
+    ScoreMatching,
+    ScoreMatchingBySteps,
+    fit,
+    flow,
+)
+from probjax.connectivity.general import generic_gaps
+from probjax.types import Neighbours, recipe
+
+X = jnp.array([[0.4, -0.7], [1.1, 0.2], [-0.3, 0.9]])
+PARAMS = jnp.array([[1.3, 0.4], [-0.2, 0.8], [0.5, -1.1]])
+
+
+def experts(params, x):
+    return jnp.sum(jnp.log1p((params @ x) ** 2)) + 0.3 * x[0] ** 2 * x[1]
+
+
+def quadratic(params, x):
+    """A Gaussian of precision LL' and mean m, written without log Z."""
+    factor, mean = params
+    return jnp.sum((factor.T @ (x - mean)) ** 2) / 2
+
+
+@jax.jit
+def loss(objective, params, x, key):
+    data = objective.prepare(params, Data(x))
+    context = objective.init(key, params, data)
+    context = objective.refresh(key, params, data, context)
+    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
+    return objective.reduce(rows, jnp.ones(len(rows)))
+
+
+def test_loss_is_half_the_squared_slope_less_the_laplacian(x64, key):
+    def by_hessian(x):
+        slope = jax.grad(experts, argnums=1)(PARAMS, x)
+        return slope @ slope / 2 - jnp.trace(jax.hessian(experts, 1)(PARAMS, x))
+
+    expected = jax.vmap(by_hessian)(X.astype(float)).mean()
+    found = loss(ScoreMatching(experts), PARAMS, X.astype(float), key)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_score_matching_of_a_gaussian_is_its_closed_solution(x64, key):
+    """The minimiser has the mean and the covariance of the data, exactly."""
+    draws = jax.random.normal(key, (50, 2), float) @ jnp.array([[1.0, 0.6], [0, 0.5]])
+    start = (jnp.eye(2), jnp.zeros(2))
+    found = fit(key, ScoreMatching(quadratic), start, draws + 3.0)
+    assert found.converged
+    factor, mean = found.params
+    np.testing.assert_allclose(mean, draws.mean(0) + 3, rtol=1e-6)
+    covariance = np.cov(draws.T, bias=True)
+    np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(covariance), rtol=1e-5)
+
+
+@recipe
+class Quadrature:
+    """Every step of a rule, `weight` being its share of the volume."""
+
+    step: jax.Array
+    weight: jax.Array
+
+    def prepare(self, x):
+        return x
+
+    def draw(self, key, potential, x):
+        return ()
+
+    def states(self, x, moves):
+        return Neighbours(x[None] + self.step, 0 * self.weight, self.weight)
+
+    def gaps(self, potential, x, moves):
+        return generic_gaps(potential, x, self.states(x, moves))
+
+
+def product_rule(nodes, weights):
+    step = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2)
+    share = np.outer(weights, weights).ravel()
+    return step, share / share.sum()
+
+
+def cube(side):
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    return product_rule(side / 2 * nodes, weights)
+
+
+def gaussian(scale):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(8)
+    return product_rule(scale * nodes, weights)
+
+
+def ball(radius):
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    r, angle = radius * (nodes + 1) / 2, 2 * np.pi * np.arange(16) / 16
+    step = np.stack([np.outer(r, np.cos(angle)), np.outer(r, np.sin(angle))], -1)
+    share = np.repeat(weights * r, 16)
+    return step.reshape(-1, 2), share / share.sum()
+
+
+@pytest.mark.parametrize(
+    ("rule", "constant"),
+    [(cube, 48), (ball, 4 * (2 + 2)), (gaussian, 4)],
+    ids=["cube", "ball", "gaussian"],
+)
+def test_flow_along_small_steps_tends_to_score_matching(rule, constant, x64, key):
+    """With the integral over steps done exactly, the error falls as their square."""
+    x = X.astype(float)
+    limit = loss(ScoreMatching(experts), PARAMS, x, key)
+    errors = []
+    for size in (0.02, 0.01):
+        near = Quadrature(*map(jnp.asarray, rule(size)))
+        k = flow(key, experts, PARAMS, x, connectivity=near)
+        errors.append(float((k - 1) * constant / size**2 - limit))
+    np.testing.assert_allclose(errors[0] / errors[1], 4, rtol=0.05)
+    extrapolated = (4 * errors[1] - errors[0]) / 3
+    assert abs(extrapolated) < 1e-2 * abs(errors[1])
+
+
+@pytest.mark.parametrize("make", [CubeSteps, BallSteps, GaussianSteps])
+def test_sampled_steps_tend_to_score_matching(make, x64, key):
+    """Within five standard errors of the limit, with a bias too small to see."""
+    x = X[0].astype(float)
+    steps = make(0.02, num_draws=40_000)
+    objective = ScoreMatchingBySteps(experts, steps)
+    found = loss(objective, PARAMS, x[None], key)
+    limit = loss(ScoreMatching(experts), PARAMS, x[None], key)
+    moves = steps.draw(key, None, x)
+    near = steps.states(x, moves).x
+    gap = experts(PARAMS, x) - jax.vmap(experts, (None, 0))(PARAMS, near)
+    rate = jnp.expm1(gap / 2)
+    pairs = rate.reshape(-1, 2).mean(1) * 4 / steps.moment(x)
+    assert abs(found - limit) < 5 * pairs.std() / np.sqrt(len(pairs))
+    # Mirror images are what keeps the error this small.
+    assert pairs.std() < 0.05 * (rate * 4 / steps.moment(x)).std()
+
+
+def test_fit_by_small_steps_finds_the_same_parameters(key):
+    draws = jax.random.normal(key, (2000, 2)) @ jnp.array([[1.0, 0.6], [0, 0.5]])
+    start = (jnp.eye(2), jnp.zeros(2))
+    exact = fit(key, ScoreMatching(quadratic), start, draws).params
+    objective = ScoreMatchingBySteps(quadratic, GaussianSteps(0.05, num_draws=64))
+    found = fit(key, objective, start, draws, tolerance=1e-3).params
+    np.testing.assert_allclose(found[1], exact[1], atol=0.05)
+    precision = exact[0] @ exact[0].T
+    np.testing.assert_allclose(found[0] @ found[0].T, precision, atol=0.1)
