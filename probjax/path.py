@@ -122,20 +122,21 @@ def fit_path(
     strengths = jnp.asarray(strengths, kind)
     if strengths.ndim != 1 or not len(strengths) or not holds(_falls, strengths):
         raise ValueError(
-            "strengths must be positive, finite and strictly falling, "
-            f"got {strengths.tolist()}"
+            f"strengths must be positive, finite and strictly falling, got {strengths}"
         )
-    fits = []
+    members = []
     for strength in strengths:
-        fits.append(learn(params, strength))
-        params = fits[-1].params
-    found = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(f.params for f in fits))
+        found = learn(params, strength)
+        params = found.params
+        members.append((params, found.loss, found.converged))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    all_params, losses, converged = stacked
     return Path(
         strengths=strengths,
-        params=found,
-        losses=jnp.stack([f.loss for f in fits]),
-        num_nonzero=_num_nonzero(found, _penalised(penalty, params)),
-        converged=jnp.stack([f.converged for f in fits]),
+        params=all_params,
+        losses=losses,
+        num_nonzero=_num_nonzero(all_params, _penalised(penalty, params)),
+        converged=converged,
     )
 
 

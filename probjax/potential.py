@@ -27,6 +27,8 @@ from probjax.types import (
     static,
 )
 
+AT_ONCE = 64
+
 
 @recipe
 class Potential:
@@ -116,7 +118,7 @@ def _flip_gaps(energy, params, x):
     def flipped(bit):
         return energy(params, unravel(flat.at[bit].set(1 - flat[bit])))
 
-    return energy(params, x) - jax.vmap(flipped)(jnp.arange(flat.size))
+    return energy(params, x) - _for_each(flipped, flat.size)
 
 
 def _mirror_gap(energy, params, x):
@@ -126,10 +128,20 @@ def _mirror_gap(energy, params, x):
 def _site_gaps(energy, params, x, *, num_states):
     flat, unravel = ravel_pytree(x)
 
-    def changed(site, letter):
-        return energy(params, unravel(flat.at[site].set(letter)))
+    def changed(number):
+        site, letter = number // num_states, number % num_states
+        return energy(params, unravel(flat.at[site].set(letter.astype(flat.dtype))))
 
-    letters = jnp.arange(num_states, dtype=flat.dtype)
-    of_site = jax.vmap(changed, (None, 0))
-    others = jax.vmap(of_site, (0, None))(jnp.arange(flat.size), letters)
-    return energy(params, x) - others
+    others = _for_each(changed, flat.size * num_states)
+    return energy(params, x) - others.reshape(flat.size, num_states)
+
+
+def _for_each(function, count):
+    """`function` of 0 to `count` - 1.
+
+    All at once if they are few; else a few at a time, with nothing kept for the
+    gradient, as memory would grow with the square of the size of a state.
+    """
+    if count <= AT_ONCE:
+        return jax.vmap(function)(jnp.arange(count))
+    return jax.lax.map(jax.checkpoint(function), jnp.arange(count), batch_size=8)

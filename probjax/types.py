@@ -11,7 +11,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -267,8 +267,8 @@ class Objective(Protocol):
 class Penalty(Protocol):
     """A term added to any loss, with the map that makes non-smooth ones tractable."""
 
-    @property
-    def smooth(self) -> bool: ...
+    smooth: ClassVar[bool]
+
     def value(self, params: Params) -> Scalar: ...
     def prox(self, params: Params, step: Scalar) -> Params:
         """Argmin over q of |q - params|^2 / 2 + step * value(q)."""

@@ -11,27 +11,76 @@ from probjax import (
     L2,
     MPF,
     AllFlips,
+    BallSteps,
     BitFlips,
+    CubeSteps,
+    Data,
     GaussianSteps,
+    GroupL1,
     Joined,
+    Listed,
+    Proposal,
     PseudoLikelihood,
+    RandomFlips,
+    ScoreMatching,
+    ScoreMatchingBySteps,
+    SiteChanges,
+    charts,
     ising,
     potential,
 )
 
-EVERYTHING = BitFlips(), AllFlips(), GaussianSteps(0.5, num_draws=3)
-CONNECTIVITIES = [*EVERYTHING, Joined(EVERYTHING)]
-OBJECTIVES = [
-    *(MPF(ising.energy, connectivity=each) for each in CONNECTIVITIES),
-    PseudoLikelihood(ising.energy),
+
+def rotations(x):
+    return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)])
+
+
+def propose(key, args, x):
+    return x + args * jax.random.normal(key, x.shape, x.dtype)
+
+
+def log_density(args, x_new, x):
+    return -jnp.sum((x_new - x) ** 2) / (2 * args**2)
+
+
+SOME = BitFlips(), SiteChanges(2), GaussianSteps(0.5, num_draws=3)
+CONNECTIVITIES = [
+    *SOME,
+    AllFlips(),
+    BitFlips(radius=2),
+    RandomFlips(2),
+    CubeSteps(0.3),
+    BallSteps(0.3),
+    Listed(rotations),
+    Proposal(propose, log_density, 0.7, num_draws=2),
+    Joined(SOME),
 ]
-PENALTIES = [L1(1), L2(0.5), L1(1.0, weights=ising.couplings_only(random_ising(0, 4)))]
-CHARTS = [ising.centred(jnp.array([[0, 1, 1, 1], [0, 1, 0, 0]]))]
+OBJECTIVES = [
+    *(MPF(ising.energy, connectivity=each) for each in (*SOME, Joined(SOME))),
+    MPF(ising.energy, exclude_data=True),
+    MPF(ising.energy, connectivity=RandomFlips(3), exclude_data=True),
+    PseudoLikelihood(ising.energy),
+    ScoreMatching(ising.energy),
+    ScoreMatchingBySteps(ising.energy, GaussianSteps(0.1)),
+]
+SPARED = ising.couplings_only(random_ising(0, 4))
+PENALTIES = [L1(1), L2(0.5), GroupL1(2), L1(1.0, weights=SPARED)]
+FREE = ising.Params(True, jnp.array([True, False, True, True, False, True]))
+CHARTS = [
+    ising.centred(jnp.array([[0, 1, 1, 1], [0, 1, 0, 0]])),
+    charts.Frozen(random_ising(1, 4), FREE),
+    charts.Positive(ising.Params(jnp.array([False, True, False, False]), False)),
+]
+CHARTS.append(charts.Composed((CHARTS[1], CHARTS[0])))
 RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *PENALTIES, *CHARTS, random_ising(0, 4)]
 
 
 def name(recipe):
     return type(recipe).__name__
+
+
+def another(leaf):
+    return not leaf if isinstance(leaf, bool) else leaf + 1.0
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
@@ -40,9 +89,17 @@ def test_recipe_is_a_pytree_that_equals_itself_rebuilt(recipe):
     rebuilt = jax.tree.unflatten(form, leaves)
     assert rebuilt == recipe
     if leaves:
-        assert jax.tree.map(lambda leaf: leaf + 1, recipe) != recipe
+        assert jax.tree.map(another, recipe) != recipe
     passed = jax.jit(lambda r: r)(recipe)
     assert jax.tree.structure(passed) == form
+
+
+@jax.jit
+def compared(connectivity, key, model, x):
+    moves = connectivity.draw(key, model, x)
+    near = connectivity.states(x, moves)
+    generic = model(x) - jax.vmap(model)(near.x) + near.log_ratio
+    return near, connectivity.gaps(model, x, moves), generic
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -50,35 +107,37 @@ def test_recipe_is_a_pytree_that_equals_itself_rebuilt(recipe):
 def test_connectivity_keeps_its_contract(connectivity, dtype, x64, key):
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_ising(0, 4))
     model = potential(ising.energy, params)
-    x = connectivity.prepare(jnp.array([0, 1, 1, 0], dtype))
-    moves = connectivity.draw(key, model, x)
-    neighbours = connectivity.states(x, moves)
-    gaps = jax.jit(connectivity.gaps)(model, x, moves)
+    x = connectivity.prepare(jnp.array([[0, 1, 1, 0]], dtype))[0]
+    neighbours, gaps, generic = compared(connectivity, key, model, x)
+    gaps = jax.tree.map(jnp.ravel, gaps)
     count = len(gaps.gap)
     chex.assert_shape([neighbours.x], (count, 4))
     chex.assert_shape([neighbours.log_ratio, neighbours.weight, *gaps], (count,))
     assert {leaf.dtype for leaf in jax.tree.leaves((neighbours, gaps))} == {
         jnp.dtype(dtype)
     }
-    generic = model(x) - jax.vmap(model)(neighbours.x) + neighbours.log_ratio
     chex.assert_trees_all_close(gaps.gap, generic, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_close(gaps.weight, neighbours.weight)
+
+
+@jax.jit
+def evaluated(objective, key, params, data):
+    context = objective.init(key, params, data)
+    again = objective.refresh(key, params, data, context)
+    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, again.rows)
+    return context, again, rows
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=name)
 def test_objective_keeps_its_contract(objective, dtype, x64, key):
-    from probjax import Data
-
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_ising(0, 4))
     data = Data(jax.random.bernoulli(key, 0.5, (7, 4)).astype(dtype))
     data = objective.prepare(params, data)
-    context = objective.init(key, params, data)
-    again = objective.refresh(key, params, data, context)
+    context, again, rows = evaluated(objective, key, params, data)
     chex.assert_trees_all_equal_shapes_and_dtypes(context, again)
     for leaf in jax.tree.leaves(context.rows):
         assert len(leaf) == 7
-    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
     chex.assert_shape(rows, (7,))
     assert rows.dtype == dtype
     weights = jnp.arange(1.0, 8.0, dtype=dtype)
@@ -117,7 +176,7 @@ def test_prox_minimises_its_definition(penalty, key):
         assert definition(jax.tree.map(jnp.add, near, nudge)) > lowest
 
 
-@pytest.mark.parametrize("penalty", [L1, L2])
+@pytest.mark.parametrize("penalty", [L1, L2, GroupL1])
 def test_negative_strengths_are_refused(penalty):
     with pytest.raises(ValueError, match="must not be negative, got -1.0"):
         penalty(-1)

@@ -66,7 +66,11 @@ def flow(
     Overflows where log K, the loss of `MPF`, does not.
     """
     objective = MPF(energy, connectivity=connectivity, exclude_data=exclude_data)
-    data = objective.prepare(params, as_data(data))
+    return _flow(key, objective, params, objective.prepare(params, as_data(data)))
+
+
+@jax.jit
+def _flow(key, objective, params, data):
     context = objective.refresh(key, params, data, objective.init(key, params, data))
     rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
     weights = jnp.ones_like(rows) if data.weights is None else data.weights

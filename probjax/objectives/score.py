@@ -14,7 +14,7 @@ Reference: Hyvarinen, JMLR 6, 695 (2005); thesis, "Score Matching" and the appen
 "Score Matching (SM) is a special case of MPF".
 """
 
-from typing import ClassVar
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from probjax.objectives.flow import MPF
 from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, potential
 from probjax.types import (
+    Array,
     Context,
     Data,
     Energy,
@@ -48,7 +49,7 @@ class ScoreMatching:
     """
 
     energy: Energy = static()
-    reduce: ClassVar = staticmethod(mean)
+    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
         data = data._replace(x=jax.tree.map(floating, data.x))
@@ -89,7 +90,7 @@ class ScoreMatchingBySteps:
 
     energy: Energy = static()
     steps: Steps
-    reduce: ClassVar = staticmethod(mean)
+    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
         return self._flow().prepare(params, data)

@@ -1,3 +1,6 @@
+import itertools
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,14 +15,18 @@ from probjax import (
     Data,
     GaussianSteps,
     Joined,
+    Listed,
+    Proposal,
     PseudoLikelihood,
+    RandomFlips,
+    SiteChanges,
     exact,
     flow,
     ising,
+    potential,
 )
-from probjax.connectivity.general import generic_gaps
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
-from probjax.types import Context, Neighbours, recipe
+from probjax.types import Context
 
 SIZE = 5
 MODELS = [
@@ -28,6 +35,13 @@ MODELS = [
     (cubic_energy, cubic_params(0, SIZE)),
 ]
 BOTH = Joined((BitFlips(), AllFlips()))
+
+
+def rotations(x):
+    return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1), x[::-1]])
+
+
+MANY = Joined((Listed(rotations), SiteChanges(2)))
 
 
 def loss(objective, params, data, key=None):
@@ -54,14 +68,16 @@ def largest(tree):
         lambda energy: MPF(energy),
         lambda energy: MPF(energy, connectivity=AllFlips()),
         lambda energy: MPF(energy, connectivity=BOTH),
+        lambda energy: MPF(energy, connectivity=BitFlips(radius=2)),
+        lambda energy: MPF(energy, connectivity=MANY),
         lambda energy: PseudoLikelihood(energy),
     ],
-    ids=["flips", "mirror", "both", "pseudolikelihood"],
+    ids=["flips", "mirror", "both", "radius 2", "many", "pseudolikelihood"],
 )
 def test_gradient_vanishes_at_the_true_parameters(objective, model, x64):
     energy, params = model
     params = jax.tree.map(lambda leaf: leaf.astype(float), params)
-    gradient = jax.grad(loss, argnums=1)
+    gradient = jax.jit(jax.grad(loss, argnums=1))
     data = population(energy, params)
     assert largest(gradient(objective(energy), params, data)) < 1e-6
     elsewhere = jax.tree.map(lambda leaf: 1.1 * leaf, params)
@@ -110,18 +126,26 @@ def test_flow_is_the_rate_at_which_probability_leaves_the_data(key):
         np.testing.assert_allclose(found, -gamma[number, number], rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_flow_and_its_logarithm_are_convex_for_linear_energies(seed, x64, key):
-    params = random_ising(seed, 4)
-    rows = jax.random.bernoulli(jax.random.key(seed), 0.5, (6, 4)).astype(float)
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    for function in (jnp.log, lambda value: value):
-        hessian = jax.hessian(
-            lambda p, f=function: f(flow(key, ising.energy, unravel(p), rows))
-        )(flat)
-        values = jnp.linalg.eigvalsh(hessian)
-        assert values[0] > -1e-12 * values[-1]
-        assert values[-1] > 0
+def test_flow_and_its_logarithm_are_convex_for_linear_energies(x64, key):
+    flat, unravel = jax.flatten_util.ravel_pytree(random_ising(0, 4))
+
+    @jax.jit
+    @jax.vmap
+    def curvatures(seed):
+        keys = jax.random.split(jax.random.key(seed))
+        rows = jax.random.bernoulli(keys[0], 0.5, (6, 4)).astype(float)
+        point = jax.random.normal(keys[1], flat.shape)
+        both = jax.hessian(lambda p: _both(flow(key, ising.energy, unravel(p), rows)))
+        return jnp.linalg.eigvalsh(both(point))
+
+    values = curvatures(jnp.arange(5))
+    assert values.shape == (5, 2, 10)
+    assert jnp.all(values[..., 0] > -1e-12 * values[..., -1])
+    assert jnp.all(values[..., -1] > 0)
+
+
+def _both(value):
+    return jnp.stack([value, jnp.log(value)])
 
 
 def test_repeated_rows_equal_weights(key):
@@ -162,43 +186,72 @@ def test_sampled_neighbours_are_averaged_not_summed(key):
         np.testing.assert_allclose(found, 1.0, rtol=1e-6)
 
 
-@recipe
-class LopsidedFlips:
-    """Bit flips proposed with chances that depend on the state; `sign` 1 is right.
-
-    With g(x'|x) the chance to flip the bit in which they differ, all neighbours are
-    visited with weight g(x'|x), which is what drawing them from g does on average.
-    """
-
-    sign: float
-
-    def prepare(self, x):
-        return x
-
-    def draw(self, key, potential, x):
-        return ()
-
-    def states(self, x, moves):
-        flipped = BitFlips().states(x, ()).x
-        there = jnp.diagonal(jax.vmap(chances)(flipped))
-        ratio = jnp.log(there) - jnp.log(chances(x))
-        return Neighbours(flipped, self.sign * ratio, chances(x))
-
-    def gaps(self, potential, x, moves):
-        return generic_gaps(potential, x, self.states(x, moves))
-
-
 def chances(x):
+    """Of each bit to be flipped: they depend on the state."""
     return jax.nn.softmax(jnp.arange(SIZE) * (x - 0.3) + x[0])
 
 
-@pytest.mark.parametrize(("sign", "vanishes"), [(1, True), (0, False), (-1, False)])
-def test_only_the_right_ratio_of_proposals_is_consistent(sign, vanishes, x64):
-    energy, params = MODELS[0]
-    params = jax.tree.map(lambda leaf: leaf.astype(float), params)
-    objective = MPF(energy, connectivity=LopsidedFlips(sign))
-    gradient = jax.grad(loss, argnums=1)(objective, params, population(energy, params))
+def flip_one(key, args, x):
+    bit = jax.random.categorical(key, jnp.log(chances(x)))
+    return x.at[bit].set(1 - x[bit])
+
+
+def right(args, x_new, x):
+    return jnp.log(chances(x) @ jnp.abs(x_new - x))
+
+
+def dropped(args, x_new, x):
+    return jnp.zeros(())
+
+
+def reversed_(args, x_new, x):
+    return right(args, x, x_new)
+
+
+def mean_flow(connectivity, params, moves, shares):
+    """K under exact weights, `moves` being all that can be drawn, and their chances."""
+    energy = ising.energy
+    model = potential(energy, params)
+
+    def of_row(x):
+        return shares(x) @ jnp.exp(connectivity.gaps(model, x, moves(x)).gap / 2)
+
+    data = population(energy, jax.lax.stop_gradient(params))
+    return data.weights @ jax.vmap(of_row)(data.x)
+
+
+def evenly(count):
+    return lambda x: jnp.full(count, 1 / count)
+
+
+@pytest.mark.parametrize(
+    ("density", "vanishes"), [(right, True), (dropped, False), (reversed_, False)]
+)
+def test_only_the_right_ratio_of_proposals_is_consistent(density, vanishes, x64):
+    """Every draw weighted by its chance, which is what drawing does on average."""
+    params = jax.tree.map(lambda leaf: leaf.astype(float), MODELS[0][1])
+    proposal = Proposal(flip_one, density, num_draws=SIZE)
+    slope = jax.jit(jax.grad(partial(mean_flow, proposal)), static_argnums=(1, 2))
+    gradient = slope(params, lambda x: BitFlips().states(x, ()).x, chances)
     assert (largest(gradient) < 1e-6) == vanishes
+
+
+def test_random_flips_are_consistent_on_average(x64):
+    params = jax.tree.map(lambda leaf: leaf.astype(float), MODELS[0][1])
+    pairs = jnp.array(list(itertools.combinations(range(SIZE), 2)))
+    slope = jax.jit(
+        jax.grad(partial(mean_flow, RandomFlips(10, 2))), static_argnums=(1, 2)
+    )
+    assert largest(slope(params, lambda x: pairs, evenly(10))) < 1e-6
+
+
+def test_proposals_draw_what_they_say(key):
+    """The share of draws that flip each bit is its chance."""
+    x = exact.states(SIZE)[11]
+    proposal = Proposal(flip_one, right, num_draws=20_000)
+    turned = jnp.abs(proposal.draw(key, None, x) - x[None]).mean(0)
+    error = jnp.sqrt(chances(x) * (1 - chances(x)) / 20_000)
+    assert jnp.all(jnp.abs(turned - chances(x)) < 5 * error)
 
 
 def test_sampled_flow_has_its_minimum_at_the_truth_of_a_gaussian(key):

@@ -1,0 +1,209 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import random_ising
+from test_contract import traces
+
+from probjax import Data, PseudoLikelihood, exact, fit, ising
+from probjax.charts import Composed, Frozen, Positive
+
+SIZE = 4
+ADAM = optax.adam(0.5)
+# Its decay pulls at coordinates that have no gradient too.
+ADAMW = optax.adamw(0.05, weight_decay=1e-3)
+SCALE_ONLY = {"scale": True, "shift": False}
+BASIS = ising.coupling_matrix(random_ising(3, SIZE, scale=0.5))
+TREE = {"scale": (jnp.array([0.5, 2.0, 3.0]), jnp.array(4.0)), "shift": -jnp.ones(2)}
+
+
+def energy(params, x):
+    return params["scale"] * (x @ BASIS @ x) + params["shift"] @ x
+
+
+def truth(scale):
+    return {"scale": jnp.asarray(scale), "shift": jnp.linspace(-1, 1, SIZE)}
+
+
+def everything_drawn_from(params):
+    """All states with the probabilities of a model, so that its fit is the truth."""
+    log_p = exact.log_probs(energy, params, SIZE)
+    return Data(exact.states(SIZE), jnp.exp(log_p))
+
+
+@pytest.mark.parametrize(
+    ("where", "logarithms"),
+    [
+        (True, [True, True, True, True]),
+        ((jnp.array([True, False, True]), True), [True, False, True, True]),
+        ((np.array([False, False, True]), False), [False, False, True, False]),
+    ],
+    ids=["subtree", "entries", "numpy"],
+)
+def test_positive_entries_are_exponentials_of_their_coordinates(where, logarithms):
+    chart = Positive({"scale": where, "shift": False})
+    coordinates = chart.forward(TREE)
+    chex.assert_trees_all_close(chart.inverse(coordinates), TREE, rtol=1e-6)
+    entries = np.array([0.5, 2.0, 3.0, 4.0])
+    expected = np.where(logarithms, np.log(entries), entries)
+    found = jnp.append(*coordinates["scale"])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(coordinates["shift"], TREE["shift"])
+
+
+def test_frozen_entries_are_values_both_ways():
+    values = jax.tree.map(lambda leaf: 10 + leaf, TREE)
+    free = {"scale": (jnp.array([True, False, False]), False), "shift": True}
+    chart = Frozen(values, free)
+    expected = {"scale": (jnp.array([0.5, 12, 13]), jnp.array(14.0)), "shift": -1.0}
+    for there in (chart.forward(TREE), chart.inverse(TREE)):
+        chex.assert_trees_all_equal(there["scale"], expected["scale"])
+        np.testing.assert_array_equal(there["shift"], expected["shift"])
+    chex.assert_trees_all_equal(Frozen(values, False).inverse(TREE), values)
+    chex.assert_trees_all_equal(Frozen(values, True).inverse(TREE), TREE)
+
+
+def test_composed_charts_undo_each_other_in_turn():
+    double = Frozen(
+        jax.tree.map(lambda leaf: 2 * leaf, TREE), {"scale": False, "shift": True}
+    )
+    log = Positive(SCALE_ONLY)
+    coordinates = Composed((double, log)).forward(TREE)
+    np.testing.assert_allclose(coordinates["scale"][1], jnp.log(8.0), rtol=1e-6)
+    back = Composed((double, log)).inverse(coordinates)
+    chex.assert_trees_all_close(back, double.forward(TREE), rtol=1e-6)
+    # The other way round the frozen value is a logarithm.
+    back = Composed((log, double)).inverse(coordinates)
+    np.testing.assert_allclose(back["scale"][1], jnp.exp(8.0), rtol=1e-6)
+
+
+def test_gradients_are_finite_where_a_logarithm_would_have_none():
+    chart = Positive(jnp.array([True, False, False]))
+    entries = jnp.array([2.0, 0.0, -1.0])
+
+    def total(map, entries):
+        return map(entries).sum()
+
+    np.testing.assert_allclose(jax.grad(total, 1)(chart.forward, entries), [0.5, 1, 1])
+    huge = jnp.array([0.0, 1000.0, -1.0])
+    np.testing.assert_allclose(jax.grad(total, 1)(chart.inverse, huge), [1, 1, 1])
+
+
+def test_a_frozen_fit_is_the_fit_of_the_free_parameters_alone(x64, key):
+    weights = jax.random.uniform(key, (2**SIZE,))
+    data = Data(exact.states(SIZE), weights)
+    values = random_ising(5, SIZE, scale=0.5)
+    free = np.array([True, False, True, True, False, True])
+    chart = Frozen(values, ising.Params(bias=False, coupling=free))
+
+    def reduced(free_couplings, x):
+        coupling = values.coupling.at[np.flatnonzero(free)].set(free_couplings)
+        return ising.energy(ising.Params(values.bias, coupling), x)
+
+    objective = PseudoLikelihood(ising.energy)
+    start = ising.from_matrix(jnp.zeros((SIZE, SIZE)))
+    found = fit(key, objective, start, data, chart=chart)
+    alone = fit(key, PseudoLikelihood(reduced), jnp.zeros(4), data)
+    assert found.converged
+    np.testing.assert_array_equal(found.params.bias, values.bias)
+    held = found.params.coupling[~free]
+    np.testing.assert_array_equal(held, values.coupling[~free])
+    np.testing.assert_allclose(found.params.coupling[free], alone.params, atol=1e-7)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-12)
+
+    @jax.jit
+    @jax.grad
+    def slope_of(params):
+        losses = jax.vmap(lambda x: objective.row(params, x, ()))(data.x)
+        return weights @ losses / weights.sum()
+
+    slope = slope_of(found.params)
+    largest = jnp.abs(slope.coupling[free]).max()
+    np.testing.assert_allclose(found.gradient_norm, largest, atol=1e-12)
+    assert jnp.abs(slope.coupling[~free]).min() > 1e-3
+    assert jnp.abs(slope.bias).min() > 1e-3
+
+
+def test_a_positive_scale_reaches_the_truth_and_never_zero(key):
+    data = everything_drawn_from(truth(0.2))
+    start = {"scale": jnp.asarray(3.0), "shift": jnp.zeros(SIZE)}
+    options = dict(optimizer=ADAM, steps_per_round=300, stop=scale_is_not_positive)
+    objective = PseudoLikelihood(energy)
+    # Steps of adam this long lead a scale without a chart below zero.
+    assert len(fit(key, objective, start, data, **options).losses) < 300
+    chart = Positive(SCALE_ONLY)
+    found = fit(key, objective, start, data, chart=chart, **options)
+    assert found.converged
+    chex.assert_trees_all_close(found.params, truth(0.2), atol=1e-3)
+
+
+def scale_is_not_positive(progress, data):
+    return progress.params["scale"] <= 0
+
+
+def test_composed_charts_fit_without_compiling_again(monkeypatch, key):
+    traces(monkeypatch, 1)
+    start = {"scale": jnp.asarray(0.5), "shift": jnp.zeros(SIZE)}
+    log = Positive(SCALE_ONLY)
+    for scale, held in ((0.3, 1), (2.0, 3)):
+        goal = truth(scale)
+        free = {"scale": True, "shift": jnp.arange(SIZE) >= held}
+        chart = Composed((Frozen(goal, free), log))
+        data = everything_drawn_from(goal)
+        found = fit(key, PseudoLikelihood(energy), start, data, chart=chart)
+        assert found.converged
+        chex.assert_trees_all_close(found.params, goal, atol=1e-3)
+        np.testing.assert_array_equal(
+            found.params["shift"][:held], goal["shift"][:held]
+        )
+
+
+def test_named_optimizers_leave_frozen_entries_alone_under_vmap(key):
+    goals = jax.vmap(truth)(jnp.array([0.3, 1.0, 2.0]))
+    data = jax.vmap(everything_drawn_from)(goals)
+    start = {"scale": jnp.asarray(0.5), "shift": jnp.zeros(SIZE)}
+
+    def one(goal, data):
+        chart = Composed((Frozen(goal, SCALE_ONLY), Positive(SCALE_ONLY)))
+        options = dict(optimizer=ADAMW, steps_per_round=300, chart=chart)
+        return fit(key, PseudoLikelihood(energy), start, data, **options).params
+
+    found = jax.vmap(one)(goals, data)
+    np.testing.assert_array_equal(found["shift"], goals["shift"])
+    np.testing.assert_allclose(found["scale"], goals["scale"], atol=1e-2)
+
+
+def test_starts_that_are_not_positive_are_refused(key):
+    data = everything_drawn_from(truth(1.0))
+    with pytest.raises(ValueError, match="must be above zero .*, got -0.5"):
+        fit(
+            key,
+            PseudoLikelihood(energy),
+            {"scale": jnp.asarray(-0.5), "shift": jnp.zeros(SIZE)},
+            data,
+            chart=Positive(SCALE_ONLY),
+        )
+    with pytest.raises(ValueError, match="must be above zero .*, got 0.0"):
+        Composed((Frozen(jnp.zeros(2), False), Positive())).forward(jnp.ones(2))
+    assert jax.jit(Positive().forward)(jnp.zeros(2)).tolist() == [-jnp.inf] * 2
+
+
+@pytest.mark.parametrize(
+    ("chart", "message"),
+    [
+        (Frozen({"scale": 1.0}, True), "values must be a tree like params"),
+        (Frozen(TREE | {"shift": jnp.ones(3)}, True), r"got .*'shift': \(3,\)"),
+        (Frozen(TREE, {"scale": True}), "free must be a tree like params or a prefix"),
+        (Frozen(TREE, 1.0), r"free must hold .* for a leaf of shape \(3,\), got float"),
+        (
+            Positive({"scale": True, "shift": jnp.ones(1, bool)}),
+            r"bool of shape \(1,\)",
+        ),
+        (Positive(jnp.ones((), int)), "where must hold one boolean or an array"),
+    ],
+)
+def test_trees_that_do_not_fit_are_refused(chart, message):
+    with pytest.raises(ValueError, match=message):
+        chart.forward(TREE)

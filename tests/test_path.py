@@ -1,0 +1,166 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import random_ising
+from test_contract import traces
+
+import probjax.path
+from probjax import L1, L2, MPF, Data, PseudoLikelihood, exact, fit, ising
+from probjax.objectives.penalty import GroupL1
+from probjax.path import fit_path
+
+SIZE = 6
+OBJECTIVE = PseudoLikelihood(ising.energy)
+
+
+def rows():
+    """All states of a random Ising model, with their counts among 500 draws."""
+    generator = np.random.default_rng(0)
+    x = np.arange(2**SIZE)[:, None] >> np.arange(SIZE) & 1
+    matrix = generator.normal(scale=0.3, size=(SIZE, SIZE))
+    weights = np.exp(-np.sum(x @ matrix * x, axis=1))
+    return Data(x, generator.multinomial(500, weights / weights.sum()).astype(float))
+
+
+def start():
+    return ising.from_matrix(jnp.zeros((SIZE, SIZE)))
+
+
+def sparse(strength=1.0):
+    return L1(strength, weights=ising.couplings_only(start()))
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The steps taken by each fit of a path, as they happen."""
+    taken = []
+
+    def counted(*args, **options):
+        found = fit(*args, **options)
+        taken.append(len(found.losses))
+        return found
+
+    monkeypatch.setattr(probjax.path, "fit", counted)
+    return taken
+
+
+def test_every_member_is_the_fit_at_its_strength(steps, x64, key):
+    data = rows()
+    strengths = np.geomspace(0.3, 0.003, 8)
+    path = fit_path(
+        key, OBJECTIVE, start(), data, penalty=sparse(7.0), strengths=strengths
+    )
+    np.testing.assert_array_equal(path.strengths, strengths)
+    assert path.converged.all()
+    cold_steps = 0
+    for i, strength in enumerate(strengths):
+        cold = fit(key, OBJECTIVE, start(), data, penalty=sparse(strength))
+        cold_steps += len(cold.losses)
+        chex.assert_trees_all_close(path.at(i), cold.params, atol=1e-6)
+        zeros = cold.params.coupling == 0
+        np.testing.assert_array_equal(path.at(i).coupling == 0, zeros)
+        assert path.num_nonzero[i] == (~zeros).sum()
+        np.testing.assert_allclose(path.losses[i], cold.loss, rtol=1e-10)
+    assert sum(steps) < cold_steps
+    # Of any path of minima: losses fall with the strength, and what it weighs rises.
+    assert jnp.all(jnp.diff(path.losses) < 0)
+    assert jnp.all(jnp.diff(jnp.abs(path.params.coupling).sum(1)) > 0)
+    assert path.num_nonzero[0] < path.num_nonzero[-1] == 15
+
+
+@pytest.mark.parametrize(
+    ("objective", "penalty"), [(PseudoLikelihood, L1), (MPF, GroupL1)]
+)
+def test_the_first_strength_is_where_all_parameters_just_vanish(
+    objective, penalty, key
+):
+    path = fit_path(
+        key,
+        objective(ising.energy),
+        random_ising(1, SIZE),
+        rows(),
+        penalty=penalty(1.0, weights=ising.Params(0.0, 2.0)),
+        num_strengths=4,
+        smallest=0.9,
+    )
+    assert path.num_nonzero[0] == 0
+    assert 0 < path.num_nonzero[1] < 5
+    assert jnp.all(path.params.bias != 0)
+    expected = path.strengths[0] * 0.9 ** (jnp.arange(4) / 3)
+    np.testing.assert_allclose(path.strengths, expected, rtol=1e-6)
+
+
+def test_a_path_is_one_program_and_a_repeated_one_compiles_nothing(monkeypatch, key):
+    # One trace of the proximal descent, one of the look at the first gradient.
+    traces(monkeypatch, 2)
+    compiled = []
+
+    def listen(event, duration_secs, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration_secs)
+
+    def learn(seed, smallest):
+        data = jax.random.bernoulli(jax.random.key(seed), 0.4, (100, SIZE))
+        few = dict(num_strengths=4, smallest=smallest)
+        return fit_path(key, OBJECTIVE, start(), data, penalty=sparse(), **few)
+
+    first = learn(0, 0.1)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        second = learn(1, 0.2)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+    assert not jnp.allclose(first.strengths, second.strengths)
+
+
+@pytest.mark.parametrize(
+    "strengths", [[0.1, 0.2], [0.1, 0.1], [0.1, 0.0], [np.inf, 1], [0.1, np.nan], [], 1]
+)
+def test_strengths_that_do_not_fall_are_refused(strengths, key):
+    with pytest.raises(ValueError, match="positive, finite and strictly falling, got"):
+        fit_path(key, OBJECTIVE, start(), rows(), penalty=sparse(), strengths=strengths)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(penalty=L2(1)), "strengths must be given for a penalty that leaves no"),
+        (dict(penalty=ising.centred), "penalty must have a strength to replace"),
+        (dict(num_strengths=0), "num_strengths must be an integer of at least 1"),
+        (dict(smallest=1.0), "smallest must be between 0 and 1, got 1.0"),
+    ],
+)
+def test_impossible_paths_are_refused(options, message, key):
+    with pytest.raises(ValueError, match=message):
+        fit_path(key, OBJECTIVE, start(), rows(), **(dict(penalty=sparse()) | options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [PseudoLikelihood, MPF])
+def test_some_strength_finds_exactly_the_edges_of_a_lattice(objective):
+    """100 spins, 200 couplings of .3 to .5 in size and of either sign, 20,000 draws."""
+    shape, keys = (10, 10), jax.random.split(jax.random.key(0), 3)
+    first, second = np.array(exact.lattice.edges(shape, periodic=True)).T
+    sizes = jax.random.uniform(keys[0], first.shape, minval=0.3, maxval=0.5)
+    signed = sizes * jax.random.rademacher(keys[1], first.shape)
+    half = jnp.zeros((100, 100)).at[first, second].set(signed)
+    truth = ising.from_spins(half + half.T, jnp.zeros(100))
+    matrix = ising.coupling_matrix(truth)
+    data = exact.lattice.sample(keys[2], matrix, shape, num_draws=20_000, periodic=True)
+    begin = ising.from_matrix(jnp.zeros((100, 100)))
+    path = fit_path(
+        keys[0],
+        objective(ising.energy),
+        begin,
+        data,
+        penalty=L1(1.0, weights=ising.couplings_only(begin)),
+        num_strengths=15,
+        smallest=0.03,
+    )
+    assert path.converged.all()
+    exactly = jnp.all((path.params.coupling != 0) == (truth.coupling != 0), axis=1)
+    assert exactly.any()
+    assert jnp.all(path.num_nonzero[exactly] == 200)
