@@ -129,19 +129,19 @@ def fit(
             f"batch_size must be from 1 to the {num_rows(data)} rows, got {batch_size}"
         )
     kind = float_dtype(params)
-    default = 1e-8 if kind == jnp.float64 else 1e-5
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, objective, penalty, chart = _of_kind(
         kind, (params, objective, penalty, chart)
     )
     if chart is not None:
-        # For its refusals: here it can look at values, in the compiled core it cannot.
-        chart.forward(params)
+        _check_chart(chart, params)
     plan = Plan(
         objective=objective,
         penalty=penalty,
         chart=chart,
-        tolerance=_of_kind(kind, default if tolerance is None else tolerance),
+        tolerance=_of_kind(
+            kind, default_tolerance(params) if tolerance is None else tolerance
+        ),
         optimizer=optimizer,
         stop=stop,
         num_rounds=num_rounds,
@@ -210,6 +210,23 @@ def _at_door(objective, params, data):
     if not holds(jnp.isfinite, params):
         raise ValueError("params must be finite, got NaN or infinity")
     return _of_kind(float_dtype(params), objective.prepare(params, data))
+
+
+def default_tolerance(params: Params) -> float:
+    """The gradient norm a fit ends at, unless told otherwise."""
+    return 1e-8 if float_dtype(params) == jnp.float64 else 1e-5
+
+
+def _check_chart(chart, params):
+    if not holds(jnp.isfinite, _coordinates(chart, params)):
+        # Outside of compiled code the chart can look at values, and may say more.
+        chart.forward(params)
+        raise ValueError("params are outside the chart: coordinates must be finite")
+
+
+@jax.jit
+def _coordinates(chart, params):
+    return chart.forward(params)
 
 
 def _of_kind(kind, tree):

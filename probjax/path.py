@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from probjax.fitting import Progress, fit
+from probjax.fitting import Progress, default_tolerance, fit
 from probjax.types import (
     Array,
     ArrayLike,
@@ -84,8 +84,9 @@ def fit_path(
             progression: from where all that is penalised just vanishes, found by a
             fit without it and `penalty.vanishing`, to `smallest` times as much.
         steps_per_round: the most steps of each fit.
-        tolerance: as for `fit`, and so are `chunk_size` and `stop`. It should be well
-            below the last strength: a gradient less than the tolerance is none.
+        tolerance: as for `fit`, and so are `chunk_size` and `stop`. If None, that of
+            `fit` or a tenth of the strength, whichever is less: a gradient that must
+            exceed the strength for a parameter to enter has to be seen.
 
     Returns:
         A `Path`.
@@ -100,7 +101,7 @@ def fit_path(
             data,
             penalty=_scaled(penalty, strength),
             steps_per_round=steps_per_round,
-            tolerance=tolerance,
+            tolerance=_tolerance(start, strength) if tolerance is None else tolerance,
             chunk_size=chunk_size,
             stop=stop,
         )
@@ -153,6 +154,10 @@ def _check(penalty, strengths, num_strengths, smallest):
         )
     if not 0 < smallest < 1:
         raise ValueError(f"smallest must be between 0 and 1, got {smallest}")
+
+
+def _tolerance(params, strength):
+    return min(default_tolerance(params), 0.1 * float(strength))
 
 
 def _scaled(penalty, strength):

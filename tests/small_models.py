@@ -2,8 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from probjax import ising
+from probjax import Data, ising
 from probjax.types import Context
 
 
@@ -32,6 +33,15 @@ def cubic_params(seed, size):
         jax.random.normal(first, (size + 1, size)),
         jax.random.normal(second, (size,)),
     )
+
+
+def counted_states(size):
+    """All states of a random Ising model, with their counts among 500 draws."""
+    generator = np.random.default_rng(0)
+    x = np.arange(2**size)[:, None] >> np.arange(size) & 1
+    matrix = generator.normal(scale=0.3, size=(size, size))
+    weights = np.exp(-np.sum(x @ matrix * x, axis=1))
+    return Data(x, generator.multinomial(500, weights / weights.sum()).astype(float))
 
 
 class Linear:
