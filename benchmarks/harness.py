@@ -2,6 +2,8 @@
 
 import json
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +76,24 @@ def count_compilations() -> Iterator[list[float]]:
         yield compiled
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def peak_memory(program: str, *arguments: str) -> float:
+    """The most gigabytes a Python program held, run with `arguments` on its own."""
+    command = [sys.executable, "-c", program + _PRINT_PEAK, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+# Not `ru_maxrss` where it can be helped: Linux lets a child inherit its parent's.
+_PRINT_PEAK = """
+import pathlib, resource
+status = pathlib.Path("/proc/self/status")
+if status.exists():
+    print(int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**20)
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30)
+"""
 
 
 def show(table: Table) -> None:

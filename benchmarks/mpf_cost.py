@@ -4,8 +4,6 @@ The least is two matrix products and one exponential per row and unit. A dense f
 set beside the program a practised user would write by hand with `optax.lbfgs`.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.harness import Options, Table, count_compilations, ratio, time_together
+from benchmarks.harness import (
+    Options,
+    Table,
+    count_compilations,
+    peak_memory,
+    ratio,
+    time_together,
+)
 from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
 from probjax.rows import default_chunk_size, loss_over_rows
 
@@ -265,7 +270,7 @@ def compilations(tasks) -> Table:
 
 def memory(options: Options) -> Table:
     program = f"""
-import resource, jax, numpy as np
+import jax, numpy as np
 from probjax import MPF, fit, ising
 rng, shape = np.random.default_rng(0), ({MEMORY_ROWS}, {MEMORY_UNITS})
 bits = rng.integers(0, 2, shape, np.uint8)
@@ -275,14 +280,10 @@ found = fit(
     chunk_size={MEMORY_CHUNK}, stop=lambda progress, data: progress.step >= 3,
 )
 assert len(found.losses) == 3
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
     return Table(
         "Peak memory of a chunked fit",
         ("rows", "units", "chunk", "GB"),
-        [(MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK, float(done.stdout))],
+        [(MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK, peak_memory(program))],
         "Target: under 3 GB, of which the data are .3.",
     )

@@ -5,8 +5,6 @@ units; the products replace that loop by P matrix products. The least that P pro
 can cost is those products alone, forwards and backwards.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import Options, Table, ratio, time_together
+from benchmarks.harness import Options, Table, peak_memory, ratio, time_together
 from probjax import MPF, Data, closed_form, rbm
 from probjax.rows import default_chunk_size, loss_over_rows
 
@@ -190,19 +188,16 @@ def picked(params) -> str:
 def memory() -> Table:
     """Peak memory of a process that evaluates value and gradient, way by way."""
     program = """
-import resource, sys, jax
+import sys, jax
 from benchmarks import rbm_cost
 from probjax import rbm
 energy = {"exact": rbm_cost.exact_energy, "products": rbm.energy}[sys.argv[1]]
 step = rbm_cost.value_and_gradient(energy, rbm_cost.machine(), rbm_cost.digits(10_000))
 jax.block_until_ready(step())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
-    rows = []
-    for way in ("exact", "products"):
-        command = [sys.executable, "-c", program, way]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append((way, MANY_ROWS, float(done.stdout)))
+    rows = [
+        (way, MANY_ROWS, peak_memory(program, way)) for way in ("exact", "products")
+    ]
     return Table(
         "Peak memory of value and gradient, all of the process",
         ("way", "rows", "GB"),
