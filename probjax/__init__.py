@@ -4,7 +4,7 @@ A model is one function, `energy(params, x)`, of one state; p(x) is proportional
 exp(-energy). Everything else here works on any such function.
 """
 
-from probjax import charts, exact, storage
+from probjax import charts, exact, samplers, storage
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -67,6 +67,7 @@ __all__ = [
     "progress_bar",
     "rbm",
     "recipe",
+    "samplers",
     "static",
     "storage",
     "unique_rows",

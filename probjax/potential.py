@@ -7,6 +7,7 @@ annealing path. The terms and their gradients do not depend on the weights, so a
 that keeps them may move along the path without evaluating anything again.
 """
 
+from collections.abc import Callable
 from functools import partial, reduce
 
 import jax
@@ -81,6 +82,16 @@ class Potential:
             )
         return gaps
 
+    def flip_gap(self) -> Callable[[State, Array], Scalar]:
+        """A function of `(x, n)`: U(x) - U(x with bit n flipped)."""
+        return self._sum_of_functions("flip_gap", _flip_gap)
+
+    def site_gap(self, num_states: int) -> Callable[[State, Array], Array]:
+        """A function of `(x, n)`: U(x) - U(x with site n set to a) for every a."""
+        return self._sum_of_functions(
+            "site_gap", partial(_site_gap, num_states=num_states)
+        )
+
     def knows(self, name: str) -> bool:
         """Whether every energy has the closed form `name`."""
         return all(name in closed_forms(energy) for energy in self.energies)
@@ -89,6 +100,11 @@ class Potential:
         forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
         gaps = [form(args, x) for form, args in zip(forms, self.args, strict=True)]
         return _combine(self.weights, gaps)
+
+    def _sum_of_functions(self, name, generic):
+        forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
+        gaps = [form(args) for form, args in zip(forms, self.args, strict=True)]
+        return lambda x, n: _combine(self.weights, [gap(x, n) for gap in gaps])
 
     def _pairs(self):
         return zip(self.energies, self.args, strict=True)
@@ -112,6 +128,15 @@ def _combine(weights, terms):
     return reduce(jnp.add, weighted)
 
 
+def _flip_gap(energy, params):
+    def gap(x, bit):
+        flat, unravel = ravel_pytree(x)
+        flipped = unravel(flat.at[bit].set(1 - flat[bit]))
+        return energy(params, x) - energy(params, flipped)
+
+    return gap
+
+
 def _flip_gaps(energy, params, x):
     flat, unravel = ravel_pytree(x)
 
@@ -123,6 +148,19 @@ def _flip_gaps(energy, params, x):
 
 def _mirror_gap(energy, params, x):
     return energy(params, x) - energy(params, jax.tree.map(lambda bits: 1 - bits, x))
+
+
+def _site_gap(energy, params, *, num_states):
+    def gap(x, site):
+        flat, unravel = ravel_pytree(x)
+
+        def changed(letter):
+            return energy(params, unravel(flat.at[site].set(letter)))
+
+        letters = jnp.arange(num_states, dtype=flat.dtype)
+        return energy(params, x) - jax.vmap(changed)(letters)
+
+    return gap
 
 
 def _site_gaps(energy, params, x, *, num_states):

@@ -30,12 +30,14 @@ __all__ = [
     "Energy",
     "Float",
     "Gaps",
+    "Info",
     "Neighbours",
     "Objective",
     "Params",
     "Penalty",
     "PRNGKeyArray",
     "PyTree",
+    "Sampler",
     "Scalar",
     "State",
     "closed_form",
@@ -118,8 +120,11 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     `flip_gaps` (E(x) - E(x with bit n flipped), for every n),
     `mirror_gap` (E(x) - E(1 - x)) and
     `site_gaps` (E(x) - E(x with site n set to a), for every n and every letter a).
+    For sweeps over the sites, two are functions of `params` alone that return one of
+    `(x, n)`, so that what depends on `params` is computed once:
+    `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
     """
-    known = {"flip_gaps", "mirror_gap", "site_gaps"}
+    known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
     if unknown := set(forms) - known:
         raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
 
@@ -262,6 +267,31 @@ class Objective(Protocol):
     ) -> Context: ...
     def row(self, params: Params, x: State, context: PyTree) -> Scalar: ...
     def rest(self, params: Params, shared: PyTree) -> Scalar: ...
+
+
+class Info(NamedTuple):
+    """What a step of a sampler tells of itself."""
+
+    accept: Scalar
+    """The share of proposals that were accepted; 1 where nothing is rejected."""
+
+
+class Sampler(Protocol):
+    """A Markov chain that leaves exp(-potential) unchanged, one state at a time.
+
+    A sampler's state has the current state as its `x`, and may keep what it knows of
+    it, which holds for all weights of a potential but not for other parameters: after
+    those have moved, `init` anew.
+    """
+
+    def prepare(self, x: State) -> State:
+        """Refuse starts it is not made for; otherwise `x` as floating arrays."""
+        ...
+
+    def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any: ...
+    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Info]:
+        """The next state of the chain."""
+        ...
 
 
 class Penalty(Protocol):

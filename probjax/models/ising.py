@@ -9,7 +9,7 @@ Reference: thesis, "Ising Model" and appendix "MPF objective function for an Isi
 model".
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -121,7 +121,17 @@ def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
     return 2 * columns @ x - columns.sum()
 
 
-@closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap)
+def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]:
+    """A function of a state and one unit: the unit's entry of `flip_gaps`."""
+    pairs = _pair_matrix(params)
+
+    def gap(x, unit):
+        return (2 * x[unit] - 1) * (params.bias[unit] + 2 * pairs[unit] @ x)
+
+    return gap
+
+
+@closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap, flip_gap=flip_gap)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     """The energy x'Jx of one state of 0s and 1s."""
     _check_size(params, x)

@@ -16,7 +16,7 @@ Reference: Ekeberg, Lovkvist, Lan, Weigt and Aurell, "Improved contact predictio
 proteins: Using pseudolikelihoods to infer Potts models", PRE 87, 012707 (2013).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import jax
@@ -83,7 +83,20 @@ def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site le
     return field - jnp.sum(hot * field, axis=1, keepdims=True)
 
 
-@closed_form(site_gaps=site_gaps)
+def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
+    """A function of a state and one site: the site's row of `site_gaps`."""
+    sites, num_states = params.field.shape
+    rows = _matrix(params).reshape(sites, num_states, sites * num_states)
+
+    def gap(x, site):
+        hot = _one_hot(params, x)
+        field = params.field[site] + rows[site] @ hot.ravel()
+        return field - hot[site] @ field
+
+    return gap
+
+
+@closed_form(site_gaps=site_gaps, site_gap=site_gap)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     """The energy of one state, of letters `(site,)` or one-hot `(site, letter)`."""
     hot = _one_hot(params, x)

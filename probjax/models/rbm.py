@@ -30,8 +30,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.connectivity.flips import binary
 from probjax.exact import enumeration
-from probjax.types import Array, Float, PRNGKeyArray, Scalar, closed_form
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Float,
+    Info,
+    PRNGKeyArray,
+    Scalar,
+    State,
+    closed_form,
+    recipe,
+)
 
 NUM_PRODUCTS = (8, 16, 32)
 
@@ -120,6 +131,38 @@ def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
 def transpose(params: Params) -> Params:
     """The machine with its layers exchanged: the same joint, the other marginal."""
     return Params(params.weight.T, params.hidden_bias, params.visible_bias)
+
+
+class BlockState(NamedTuple):
+    """Where `BlockGibbs` is."""
+
+    x: Float[Array, " visible"]
+    """The visible units."""
+
+
+@recipe
+class BlockGibbs:
+    """One step redraws all hidden units given the visible ones, and then those."""
+
+    def prepare(self, x: State) -> State:
+        return binary(x)
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlockState:
+        if potential.energies != (energy,):
+            raise ValueError("rbm.BlockGibbs is for rbm.energy alone")
+        return BlockState(x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: BlockState
+    ) -> tuple[BlockState, Info]:
+        weight, visible_bias, hidden_bias = potential.args[0]
+        up, down = jax.random.split(key)
+        # In units of logistic noise a unit is on where its field exceeds the noise.
+        noise = jax.random.logistic(up, hidden_bias.shape, hidden_bias.dtype)
+        hidden = (state.x @ weight + hidden_bias > noise).astype(weight.dtype)
+        noise = jax.random.logistic(down, visible_bias.shape, visible_bias.dtype)
+        x = (weight @ hidden + visible_bias > noise).astype(state.x.dtype)
+        return BlockState(x), Info(jnp.ones((), weight.dtype))
 
 
 def log_z(params: Params) -> Scalar:

@@ -1,0 +1,168 @@
+"""Heat bath: sites redrawn from their conditionals, one by one or colour by colour.
+
+    p(x_n = a | the other sites) = exp(gap_na) / sum_b exp(gap_nb),
+
+with gap_na = E(x) - E(x with site n set to a), which for bits is a probability
+sigmoid(gap_n) to flip. Sites that do not interact may be redrawn at once: on a lattice
+that is every second one.
+
+Reference: Geman and Geman, IEEE PAMI 6, 721 (1984).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.flips import binary, num_sites
+from probjax.connectivity.sites import check_num_states, letters
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Float,
+    Info,
+    PRNGKeyArray,
+    State,
+    recipe,
+    static,
+)
+
+
+class GibbsState(NamedTuple):
+    """Where a heat bath is."""
+
+    x: State
+    """The current state."""
+
+
+def every_site(key: PRNGKeyArray, size: int) -> Array:
+    """All sites in their order: sequential scan."""
+    return jnp.arange(size)
+
+
+def random_sites(key: PRNGKeyArray, size: int) -> Array:
+    """As many sites as there are, each drawn anew: random scan, which is reversible."""
+    return jax.random.randint(key, (size,), 0, size)
+
+
+@recipe
+class HeatBath:
+    """One sweep per step: as many sites as there are, redrawn one after the other.
+
+    Args:
+        num_states: letters of a site; with 2, states are bits.
+        sites: which sites, in which order: `every_site`, `random_sites`, or a function
+            of `(key, size)` whose choice does not depend on the state.
+    """
+
+    num_states: int = static(default=2)
+    sites: Callable[[PRNGKeyArray, int], Array] = static(default=every_site)
+
+    def __post_init__(self):
+        check_num_states(self.num_states)
+
+    def prepare(self, x: State) -> State:
+        return (
+            binary(x)
+            if self.num_states == 2
+            else letters(x, num_states=self.num_states)
+        )
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> GibbsState:
+        return GibbsState(x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: GibbsState
+    ) -> tuple[GibbsState, Info]:
+        flat, unravel = ravel_pytree(state.x)
+        order_key, chance_key = jax.random.split(key)
+        sites = self.sites(order_key, flat.size)
+        conditional = self.conditional(potential)
+        chances = jax.random.uniform(chance_key, sites.shape, flat.dtype)
+
+        def redraw(flat, visit):
+            site, chance = visit
+            below = jnp.cumsum(conditional(unravel(flat), site))[:-1]
+            letter = jnp.sum(chance >= below).astype(flat.dtype)
+            return flat.at[site].set(letter), None
+
+        flat, _ = jax.lax.scan(redraw, flat, (sites, chances))
+        return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
+
+    def conditional(self, potential: Potential) -> Callable[[State, Array], Array]:
+        """A function of `(x, site)`: the probabilities of its letters given the rest."""
+        if self.num_states > 2:
+            gaps = potential.site_gap(self.num_states)
+            return lambda x, site: jax.nn.softmax(gaps(x, site))
+        gap = potential.flip_gap()
+
+        def of_bit(x, site):
+            on = jax.nn.sigmoid(gap(x, site))
+            on = jnp.where(ravel_pytree(x)[0][site] == 1, 1 - on, on)
+            return jnp.stack([1 - on, on])
+
+        return of_bit
+
+
+@recipe
+class ColourGibbs:
+    """One sweep per step over bits, those of one colour all at once.
+
+    `colours` are masks over the sites, one for each colour; bits of one colour must not
+    interact, as the function `colours` makes them from the edges of a model.
+    """
+
+    colours: Float[Array, "colour site"]
+
+    def prepare(self, x: State) -> State:
+        count = num_sites(x)
+        if np.shape(self.colours)[1:] != (count,):
+            raise ValueError(
+                f"colours must be masks over the {count} sites of a state, got shape "
+                f"{np.shape(self.colours)}"
+            )
+        return binary(x)
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> GibbsState:
+        return GibbsState(x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: GibbsState
+    ) -> tuple[GibbsState, Info]:
+        flat, unravel = ravel_pytree(state.x)
+        chances = jax.random.uniform(key, self.colours.shape, flat.dtype)
+
+        def redraw(flat, visit):
+            mask, chance = visit
+            turns = chance < jax.nn.sigmoid(potential.flip_gaps(unravel(flat)))
+            return jnp.where((mask > 0) & turns, 1 - flat, flat), None
+
+        flat, _ = jax.lax.scan(redraw, flat, (self.colours, chances))
+        return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
+
+
+def colours(
+    edges: Iterable[tuple[int, int]] | None, size: int
+) -> Float[Array, "colour site"]:
+    """Masks of sites such that no edge joins two of one colour.
+
+    Greedy: each site takes the first colour that none of its neighbours has. A lattice
+    with even sides comes out as a chessboard.
+
+    >>> colours([(0, 1), (1, 2)], 3).tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
+    if edges is None:
+        raise ValueError("colours need edges: where all are coupled, use HeatBath")
+    near: list[list[int]] = [[] for _ in range(size)]
+    for i, j in edges:
+        near[i].append(j)
+        near[j].append(i)
+    chosen = np.full(size, -1)
+    for site in range(size):
+        taken = set(chosen[near[site]])
+        chosen[site] = next(c for c in range(size) if c not in taken)
+    return jnp.asarray(chosen[None] == np.arange(chosen.max() + 1)[:, None], float)

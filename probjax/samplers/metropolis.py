@@ -1,0 +1,94 @@
+"""Metropolis: go to a neighbour, or stay.
+
+A neighbour x' is drawn in proportion to its weight in a connectivity and accepted with
+probability
+
+    min(1, exp(gap) W(x) / W(x')),    gap = E(x) - E(x') + log g(x|x') - log g(x'|x),
+
+W being the weight of all neighbours of a state.
+
+Reference: Metropolis et al., J. Chem. Phys. 21, 1087 (1953); Hastings, Biometrika 57,
+97 (1970).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Connectivity,
+    Float,
+    Info,
+    Neighbours,
+    PRNGKeyArray,
+    Scalar,
+    State,
+    recipe,
+    static,
+)
+
+
+class MetropolisState(NamedTuple):
+    """Where a Metropolis chain is."""
+
+    x: State
+    """The current state."""
+    terms: Float[Array, " term"]
+    """The energies there, unweighted."""
+
+
+@recipe
+class Metropolis:
+    """`num_moves` proposals per step to neighbours in `connectivity`.
+
+    A connectivity that draws its neighbours, as `RandomFlips(1)`, costs one energy per
+    proposal; one that lists them, as `BitFlips()`, also the list.
+    """
+
+    connectivity: Connectivity
+    num_moves: int = static(default=1)
+
+    def __post_init__(self):
+        if self.num_moves < 1:
+            raise ValueError(f"num_moves must be at least 1, got {self.num_moves}")
+
+    def prepare(self, x: State) -> State:
+        return self.connectivity.prepare(x)
+
+    def init(
+        self, key: PRNGKeyArray, potential: Potential, x: State
+    ) -> MetropolisState:
+        return MetropolisState(x, potential.terms(x))
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: MetropolisState
+    ) -> tuple[MetropolisState, Info]:
+        def move(state, key):
+            draw_key, pick_key, accept_key = jax.random.split(key, 3)
+            moves = self.connectivity.draw(draw_key, potential, state.x)
+            near = self.connectivity.states(state.x, moves)
+            choice = jax.random.categorical(pick_key, jnp.log(near.weight))
+            x = jax.tree.map(lambda leaf: leaf[choice], near.x)
+            terms = potential.terms(x)
+            gap = potential.combine(state.terms - terms)
+            log_odds = gap + self.log_ratio(near, x, moves, choice)
+            # A comparison with NaN is false: an energy that is none is rejected.
+            accept = jnp.log(jax.random.uniform(accept_key, (), gap.dtype)) < log_odds
+            there = MetropolisState(x, terms)
+            state = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, state)
+            return state, accept.astype(gap.dtype)
+
+        state, accepts = jax.lax.scan(
+            move, state, jax.random.split(key, self.num_moves)
+        )
+        return state, Info(accepts.mean())
+
+    def log_ratio(
+        self, near: Neighbours, x_new: State, moves: State, choice: Array
+    ) -> Scalar:
+        """Log of how much likelier the way back is to be proposed."""
+        back = self.connectivity.states(x_new, moves).weight.sum()
+        return near.log_ratio[choice] + jnp.log(near.weight.sum()) - jnp.log(back)
