@@ -93,7 +93,7 @@ class HeatBath:
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
     def conditional(self, potential: Potential) -> Callable[[State, Array], Array]:
-        """A function of `(x, site)`: the probabilities of its letters given the rest."""
+        """A function of `(x, site)`: the chances of its letters given the rest."""
         if self.num_states > 2:
             gaps = potential.site_gap(self.num_states)
             return lambda x, site: jax.nn.softmax(gaps(x, site))

@@ -34,7 +34,7 @@ class Draws(NamedTuple):
     info: Info
     """What the steps told, leaves `(chain, draw)`: the mean over the steps between."""
     state: Any
-    """The sampler's last states, leaves `(chain, ...)`; their `x` starts another run."""
+    """The sampler's last states, leaves `(chain, ...)`; their `x` can start a run."""
 
 
 class Means(NamedTuple):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampler_checks import assert_drawn_from, codes, frequencies
 from small_models import cubic_energy, cubic_params, random_ising
 
 from probjax import exact, ising, potential, potts, rbm, samplers
@@ -11,11 +12,6 @@ from probjax.types import closed_forms
 
 SIZE = 3
 EDGES = ((0, 1), (1, 2), (2, 3), (0, 3))
-
-
-def codes(states, num_states=2):
-    """The numbers of states, in the order of `exact.states`."""
-    return states @ (num_states ** jnp.arange(states.shape[-1])[::-1]).astype(float)
 
 
 def site_matrix(sampler, model, site, size, num_states):
@@ -58,27 +54,6 @@ def test_redrawing_any_site_leaves_the_model_unchanged(name, x64):
         np.testing.assert_allclose(p @ matrix, p, rtol=1e-10)
         flow = p[:, None] * matrix
         np.testing.assert_allclose(flow, flow.T, atol=1e-15)
-
-
-def frequencies(sampler, energy, params, x, count=40_000, num_states=2, num_warmup=0):
-    """Where one step from `x` leads, by its share of many tries."""
-    start = jnp.broadcast_to(x, (count, *x.shape))
-    draws = samplers.sample(
-        jax.random.key(5),
-        energy,
-        params,
-        start,
-        sampler=sampler,
-        num_draws=1,
-        num_warmup=num_warmup,
-    )
-    numbers = codes(draws.x[:, 0], num_states).astype(int)
-    return np.bincount(numbers, minlength=num_states ** len(x)) / count
-
-
-def assert_drawn_from(found, expected, count=40_000):
-    error = np.sqrt(expected * (1 - expected) / count) + 1e-9
-    assert np.all(np.abs(found - expected) < 5 * error)
 
 
 @pytest.mark.parametrize("name", ["ising", "potts"])

@@ -1,0 +1,96 @@
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import random_ising
+
+from probjax import exact, ising, samplers
+from probjax.samplers import run
+
+PARAMS = random_ising(0, 4, scale=0.5)
+START = jnp.zeros((50, 4))
+SWEEPS = samplers.HeatBath()
+
+
+def pairs(x):
+    return {"mean": x, "second": jnp.outer(x, x)}
+
+
+def test_draws_have_chains_first_and_follow_the_model(key):
+    draws = samplers.sample(
+        key, ising.energy, PARAMS, START, sampler=SWEEPS, num_draws=400, num_warmup=20
+    )
+    chex.assert_shape([draws.x, draws.state.x], [(50, 400, 4), (50, 4)])
+    chex.assert_shape(draws.info.accept, (50, 400))
+    np.testing.assert_array_equal(draws.x[:, -1], draws.state.x)
+    truth = exact.moments(ising.energy, PARAMS, 4)
+    chains = draws.x.mean(1)
+    error = chains.std(0) / np.sqrt(50)
+    assert jnp.all(jnp.abs(chains.mean(0) - truth.mean) < 5 * error)
+
+
+def test_running_means_are_those_of_the_draws(key):
+    options = dict(sampler=SWEEPS, num_draws=30, num_warmup=5, thin=3)
+    draws = samplers.sample(key, ising.energy, PARAMS, START, **options)
+    means = samplers.sample_mean(
+        key, ising.energy, PARAMS, START, statistic=pairs, **options
+    )
+    values = jax.vmap(jax.vmap(pairs))(draws.x)
+    for name, leaf in values.items():
+        np.testing.assert_allclose(means.mean[name], leaf.mean((0, 1)), rtol=1e-5)
+        variance = leaf.var((0, 1))
+        np.testing.assert_allclose(means.variance[name], variance, atol=1e-5)
+        stderr = leaf.mean(1).std(0, ddof=1) / np.sqrt(50)
+        np.testing.assert_allclose(means.stderr[name], stderr, rtol=1e-3, atol=1e-7)
+    np.testing.assert_array_equal(means.state.x, draws.state.x)
+
+
+def test_thinned_and_warmed_up_chains_are_the_same_chains(key):
+    sample = partial(samplers.sample, key, ising.energy, PARAMS, START, sampler=SWEEPS)
+    every = sample(num_draws=12).x
+    np.testing.assert_array_equal(sample(num_draws=4, thin=3).x, every[:, 2::3])
+    np.testing.assert_array_equal(sample(num_draws=5, num_warmup=7).x, every[:, 7:])
+
+
+def test_a_step_from_the_model_leads_to_the_model(key):
+    """The z-scores of all moments after one sweep from exact draws."""
+    x = exact.sample(key, ising.energy, PARAMS, 4, num_draws=20_000)
+    means = samplers.sample_mean(
+        key, ising.energy, PARAMS, x, statistic=pairs, sampler=SWEEPS, num_draws=1
+    )
+    truth = exact.moments(ising.energy, PARAMS, 4)
+    z = (means.mean["second"] - truth.second) / means.stderr["second"]
+    assert jnp.abs(z).max() < 5
+
+
+def test_new_parameters_starts_and_keys_compile_nothing_anew():
+    count = run._sample._cache_size()
+    for seed in range(3):
+        samplers.sample(
+            jax.random.key(seed),
+            ising.energy,
+            random_ising(seed, 5),
+            jnp.ones((3, 5)) * (seed > 0),
+            sampler=samplers.HeatBath(),
+            num_draws=2,
+        )
+    assert run._sample._cache_size() == count + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_draws=0), "num_draws must be an integer of at least 1, got 0"),
+        (dict(thin=0), "thin must be an integer of at least 1, got 0"),
+        (dict(num_warmup=-1), "num_warmup must be an integer from 0, got -1"),
+        (dict(x=jnp.zeros((0, 4))), "data must not be empty"),
+        (dict(x=jnp.zeros((2, 3))), "x must have the 4 units of params"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(options, message, key):
+    options = dict(x=START, sampler=SWEEPS, num_draws=1) | options
+    with pytest.raises(ValueError, match=message):
+        samplers.sample(key, ising.energy, PARAMS, **options)
