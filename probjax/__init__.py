@@ -20,13 +20,16 @@ from probjax.connectivity import (
 from probjax.data import unique_rows
 from probjax.fitting import ConvergenceWarning, Fit, Progress, fit
 from probjax.models import ising, potts, rbm
+from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
+from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L1, L2, GroupL1
 from probjax.objectives.score import ScoreMatching, ScoreMatchingBySteps
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
+from probjax.samplers import sample, sample_mean
 from probjax.types import Data, closed_form, recipe, static
 
 __version__ = "0.1.0"
@@ -35,6 +38,7 @@ __all__ = [
     "AllFlips",
     "BallSteps",
     "BitFlips",
+    "ContrastiveDivergence",
     "ConvergenceWarning",
     "CubeSteps",
     "Data",
@@ -46,7 +50,9 @@ __all__ = [
     "L2",
     "Listed",
     "MPF",
+    "MaximumLikelihood",
     "Path",
+    "PersistentDivergence",
     "Potential",
     "Progress",
     "Proposal",
@@ -67,6 +73,8 @@ __all__ = [
     "progress_bar",
     "rbm",
     "recipe",
+    "sample",
+    "sample_mean",
     "samplers",
     "static",
     "storage",

@@ -4,12 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax import samplers
+from probjax import exact, samplers
 
 
 def codes(states, num_states=2):
     """The numbers of states, in the order of `exact.states`."""
     return states @ (num_states ** jnp.arange(states.shape[-1])[::-1]).astype(float)
+
+
+def site_matrix(sampler, model, site, size, num_states):
+    """The transition matrix of redrawing one site, from its stated conditional."""
+    states = exact.states(size, num_states=num_states)
+    chances = jax.vmap(lambda x: sampler.conditional(model)(x, site))(states)
+    matrix = np.zeros((len(states), len(states)))
+    for letter in range(num_states):
+        there = codes(states.at[:, site].set(letter), num_states).astype(int)
+        matrix[np.arange(len(states)), there] = chances[:, letter]
+    return matrix
 
 
 def frequencies(sampler, energy, params, x, count=40_000, num_states=2, num_warmup=0):

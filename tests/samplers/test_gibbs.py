@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampler_checks import assert_drawn_from, codes, frequencies
+from sampler_checks import assert_drawn_from, frequencies, site_matrix
 from small_models import cubic_energy, cubic_params, random_ising
 
 from probjax import exact, ising, potential, potts, rbm, samplers
@@ -12,17 +12,6 @@ from probjax.types import closed_forms
 
 SIZE = 3
 EDGES = ((0, 1), (1, 2), (2, 3), (0, 3))
-
-
-def site_matrix(sampler, model, site, size, num_states):
-    """The transition matrix of redrawing one site, from its stated conditional."""
-    states = exact.states(size, num_states=num_states)
-    chances = jax.vmap(lambda x: sampler.conditional(model)(x, site))(states)
-    matrix = np.zeros((len(states), len(states)))
-    for letter in range(num_states):
-        there = codes(states.at[:, site].set(letter), num_states).astype(int)
-        matrix[np.arange(len(states)), there] = chances[:, letter]
-    return matrix
 
 
 MODELS = {

@@ -1,0 +1,90 @@
+"""Maximum likelihood, where the partition function can be had.
+
+    loss = mean over rows of E(x) + log Z,    -log p per row,
+
+with log Z by a function of the parameters (a transfer matrix, a closed form) or, for
+small spaces, by enumerating every state. It is what all other estimators are measured
+against.
+
+Reference: thesis, introduction, "Parameter Estimation Techniques".
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from probjax import exact
+from probjax.connectivity.flips import binary, num_sites
+from probjax.connectivity.sites import letters
+from probjax.objectives.reduce import mean
+from probjax.potential import check_energy
+from probjax.types import (
+    Array,
+    Context,
+    Data,
+    Energy,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    Scalar,
+    State,
+    floating,
+    recipe,
+    static,
+)
+
+
+@recipe
+class Space:
+    """The discrete space that is enumerated, read off the data."""
+
+    size: int = static()
+    num_states: int = static()
+
+
+@recipe
+class MaximumLikelihood:
+    """Mean over rows of -log p(x) in nats, exactly.
+
+    Args:
+        log_z: the log partition function of `params`, module-level and differentiable,
+            as `rbm.log_z`; if None, every state of the data's sites is enumerated.
+        num_states: letters of a site, where states are enumerated.
+    """
+
+    energy: Energy = static()
+    log_z: Callable[[Params], Scalar] | None = static(default=None)
+    num_states: int = static(default=2)
+    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+
+    def prepare(self, params: Params, data: Data) -> Data:
+        if self.log_z is not None:
+            x = jax.tree.map(floating, data.x)
+        elif self.num_states == 2:
+            x = binary(data.x)
+        else:
+            x = letters(data.x, num_states=self.num_states)
+        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], x))
+        jax.eval_shape(self.rest, params, self._space(x))
+        return data._replace(x=x)
+
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
+        return Context((), self._space(data.x))
+
+    def refresh(
+        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
+    ) -> Context:
+        return context
+
+    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
+        return self.energy(params, x)
+
+    def rest(self, params: Params, shared: Space) -> Scalar:
+        if self.log_z is not None:
+            return self.log_z(params)
+        return exact.log_z(
+            self.energy, params, shared.size, num_states=shared.num_states
+        )
+
+    def _space(self, x):
+        return Space(num_sites(x), self.num_states)

@@ -1,0 +1,180 @@
+"""Cluster flips of an Ising model: bonds join spins that agree, whole clusters turn.
+
+Over spins s = 2x - 1 and a ghost spin s_0 = 1, to which the fields are couplings,
+
+    p(s) ~ exp(sum_(i<j) K_ij s_i s_j),    K_i0 = h_i,
+
+and given s each bond is *active*, independently of all others, with probability
+
+    1 - exp(-2 max(K_ij s_i s_j, 0)).
+
+Given the active bonds every cluster they join may turn as one with equal chance, as
+bonds between clusters weigh the same whether they hold or not. Swendsen and Wang throw
+a coin for each cluster, Wolff turns the cluster of one random spin. If the ghost turns,
+all spins are turned once more, which p does not notice: the ghost is back at 1, and
+what has turned in the end is what the ghost did not turn with.
+
+Couplings may be of any sign, but it is where all can be satisfied at once that clusters
+follow correlations, and chains stay fast at a critical point. In a frustrated model
+they soon hold nearly all spins, and `HeatBath` in `Tempered` moves more.
+
+Reference: Swendsen and Wang, PRL 58, 86 (1987); Wolff, PRL 62, 361 (1989).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from probjax.connectivity.flips import binary
+from probjax.models import ising
+from probjax.potential import Potential
+from probjax.types import Array, ArrayLike, Float, Info, PRNGKeyArray, State, recipe
+
+
+class ClusterState(NamedTuple):
+    """Where cluster flips are."""
+
+    x: Float[Array, " unit"]
+    """The current state."""
+
+
+class Bonds(NamedTuple):
+    """The graph of a model: vertex 0 is the ghost, vertex i + 1 is unit i."""
+
+    first: Int[ArrayLike, " bond"]
+    """The vertex at one end of each bond, and..."""
+    second: Int[ArrayLike, " bond"]
+    """...at the other. Pairs of units in their order come first, then the fields."""
+    coupling: Float[Array, " bond"]
+    """K, positive where the ends like to agree."""
+
+
+@recipe
+class SwendsenWang:
+    """Every cluster turns or not by a coin of its own. A step costs O(bonds)."""
+
+    def prepare(self, x: State) -> State:
+        return binary(x)
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> ClusterState:
+        return _start("SwendsenWang", potential, x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: ClusterState
+    ) -> tuple[ClusterState, Info]:
+        bond_key, coin_key = jax.random.split(key)
+        labels = _draw_clusters(bond_key, potential, state.x)
+        coins = jax.random.bernoulli(coin_key, shape=labels.shape)
+        return _moved(state.x, coins[labels])
+
+
+@recipe
+class Wolff:
+    """The cluster of one random unit turns. A step costs what `SwendsenWang`'s does.
+
+    Large clusters are chosen more often and always turn; small ones change slowly.
+    """
+
+    def prepare(self, x: State) -> State:
+        return binary(x)
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> ClusterState:
+        return _start("Wolff", potential, x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: ClusterState
+    ) -> tuple[ClusterState, Info]:
+        bond_key, unit_key = jax.random.split(key)
+        labels = _draw_clusters(bond_key, potential, state.x)
+        vertex = jax.random.randint(unit_key, (), 1, len(labels))
+        return _moved(state.x, labels == labels[vertex])
+
+
+def bonds(potential: Potential) -> Bonds:
+    """The couplings and fields of spins in an Ising model, times its weight.
+
+    As `ising.to_spins`, but without a matrix: K_ij = -J_ij / 2 and
+    K_i0 = sum_j K_ij - J_ii / 2 for E = x'Jx.
+    """
+    (params,), (weight,) = potential.args, potential.weights
+    size = len(params.bias)
+    first, second = ising.pair_indices(size, params.edges)
+    pairs = -params.coupling / 2
+    ends = np.concatenate([first, second])
+    field = jax.ops.segment_sum(jnp.tile(pairs, 2), ends, size) - params.bias / 2
+    units = np.arange(1, size + 1, dtype=np.int32)
+    return Bonds(
+        np.concatenate([first + 1, np.zeros_like(units)]),
+        np.concatenate([second + 1, units]),
+        weight * jnp.concatenate([pairs, field]),
+    )
+
+
+def bond_chances(graph: Bonds, x: Float[Array, " unit"]) -> Float[Array, " bond"]:
+    """The probability of each bond to be active: 1 - exp(-2 max(K s s', 0))."""
+    spins = jnp.concatenate([jnp.ones(1, x.dtype), 2 * x - 1])
+    agreement = graph.coupling * spins[graph.first] * spins[graph.second]
+    return -jnp.expm1(-2 * jnp.maximum(agreement, 0))
+
+
+def clusters(
+    first: Int[ArrayLike, " bond"],
+    second: Int[ArrayLike, " bond"],
+    active: Bool[Array, " bond"],
+    size: int,
+) -> Int[Array, " vertex"]:
+    """The least vertex that each of `size` vertices is joined to by active bonds.
+
+    Every vertex points to one that is no greater in its cluster. In each round a bond
+    lets the greater of the two its ends point to point to the lesser one, and then all
+    point to where they lead, so rounds are about as many as log(size). When nothing
+    changes, the ends of all active bonds point to the same vertex, which points to
+    itself: it is the least.
+
+    >>> clusters(jnp.array([3, 2, 0]), jnp.array([1, 3, 2]), jnp.arange(3) < 2, 4)
+    Array([0, 1, 1, 1], dtype=int32)
+    """
+
+    def lower(carry):
+        labels, _ = carry
+        one, other = labels[first], labels[second]
+        # Of inactive bonds a label above all others, which is never the minimum.
+        lesser = jnp.where(active, jnp.minimum(one, other), size)
+        lowered = labels.at[jnp.maximum(one, other)].min(lesser)
+        # Twice: jumps cost less than the rounds they save.
+        lowered = lowered[lowered]
+        lowered = lowered[lowered]
+        return lowered, jnp.any(lowered != labels)
+
+    start = jnp.arange(size, dtype=jnp.int32), jnp.array(True)
+    return jax.lax.while_loop(lambda carry: carry[1], lower, start)[0]
+
+
+def turned(
+    x: Float[Array, " unit"], turns: Bool[Array, " vertex"]
+) -> Float[Array, " unit"]:
+    """`x` after some vertices turn, and then all of them if that brings the ghost back.
+
+    So a unit is flipped if it turns and the ghost does not, or the other way round.
+    """
+    return jnp.where(turns[1:] != turns[0], 1 - x, x)
+
+
+def _start(name, potential, x):
+    if potential.energies != (ising.energy,):
+        raise ValueError(f"{name} is for ising.energy alone")
+    return ClusterState(x)
+
+
+def _draw_clusters(key, potential, x):
+    graph = bonds(potential)
+    chances = bond_chances(graph, x)
+    active = jax.random.uniform(key, chances.shape, chances.dtype) < chances
+    return clusters(graph.first, graph.second, active, len(x) + 1)
+
+
+def _moved(x, turns):
+    return ClusterState(turned(x, turns)), Info(jnp.ones((), x.dtype))
