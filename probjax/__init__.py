@@ -23,7 +23,14 @@ from probjax.models import ising, potts, rbm
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.local import PseudoLikelihood
+from probjax.objectives.local import PseudoLikelihood, RatioMatching
+from probjax.objectives.nodes import (
+    RISE,
+    LogRISE,
+    NodeLikelihood,
+    fit_nodes,
+    screening_strength,
+)
 from probjax.objectives.penalty import L1, L2, GroupL1
 from probjax.objectives.score import ScoreMatching, ScoreMatchingBySteps
 from probjax.path import Path, fit_path
@@ -49,15 +56,19 @@ __all__ = [
     "L1",
     "L2",
     "Listed",
+    "LogRISE",
     "MPF",
     "MaximumLikelihood",
+    "NodeLikelihood",
     "Path",
     "PersistentDivergence",
     "Potential",
     "Progress",
     "Proposal",
     "PseudoLikelihood",
+    "RISE",
     "RandomFlips",
+    "RatioMatching",
     "ScoreMatching",
     "ScoreMatchingBySteps",
     "SiteChanges",
@@ -65,6 +76,7 @@ __all__ = [
     "closed_form",
     "exact",
     "fit",
+    "fit_nodes",
     "fit_path",
     "flow",
     "ising",
@@ -76,6 +88,7 @@ __all__ = [
     "sample",
     "sample_mean",
     "samplers",
+    "screening_strength",
     "static",
     "storage",
     "unique_rows",

@@ -188,6 +188,19 @@ def couplings_only(params: Params) -> Params:
     )
 
 
+def symmetrised(of_units: Params) -> Params:
+    """One model from fits of its units on their own, as `fit_nodes` returns them.
+
+    The bias of a unit is from its own fit, a coupling the mean of those of its two
+    units; leaves of `of_units` have a leading axis of units.
+    """
+    size = len(of_units.bias)
+    first, second = pair_indices(size, of_units.edges)
+    pairs = jnp.arange(len(first))
+    both = of_units.coupling[first, pairs] + of_units.coupling[second, pairs]
+    return Params(jnp.diagonal(of_units.bias), both / 2, of_units.edges)
+
+
 @recipe
 class Centred:
     """Coordinates of an Ising model over y = (x - mean) / scale.

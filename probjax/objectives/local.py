@@ -31,6 +31,19 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
     return GapObjective(energy, sites, log_conditionals, mean)
 
 
+def RatioMatching(energy: Energy) -> GapObjective:
+    """Mean over rows of sum_n p(flipped n | rest)^2 = sum_n sigmoid(gap_n)^2, for bits.
+
+    Reference: Hyvarinen, "Some extensions of score matching", CSDA 51 (2007).
+    """
+    return GapObjective(energy, BitFlips(), squared_chances, mean)
+
+
+def squared_chances(gaps: Gaps) -> Scalar:
+    """sum_n p(x with bit n flipped | either)^2 of one state."""
+    return jnp.sum(gaps.weight * jax.nn.sigmoid(gaps.gap) ** 2)
+
+
 def log_conditionals(gaps: Gaps) -> Scalar:
     """-sum_n log p(x_n | rest) of one state from the gaps of its sites."""
     if gaps.gap.ndim == 1:

@@ -8,15 +8,14 @@ and given s each bond is *active*, independently of all others, with probability
 
     1 - exp(-2 max(K_ij s_i s_j, 0)).
 
-Given the active bonds every cluster they join may turn as one with equal chance, as
-bonds between clusters weigh the same whether they hold or not. Swendsen and Wang throw
-a coin for each cluster, Wolff turns the cluster of one random spin. If the ghost turns,
-all spins are turned once more, which p does not notice: the ghost is back at 1, and
-what has turned in the end is what the ghost did not turn with.
+Given the active bonds every cluster that they join is as likely to be turned over as
+not. Swendsen and Wang throw a coin for each cluster, Wolff turns the cluster of one
+random spin. If the ghost has turned, all spins are turned once more, which the sum does
+not notice: so the ghost is 1 again, and what was not in its cluster has turned.
 
-Couplings may be of any sign, but it is where all can be satisfied at once that clusters
-follow correlations, and chains stay fast at a critical point. In a frustrated model
-they soon hold nearly all spins, and `HeatBath` in `Tempered` moves more.
+Couplings may have any sign, but only where all can be satisfied at once do clusters
+follow the correlations, and keep chains fast at a critical point. In a frustrated model
+one cluster soon holds nearly all spins, and turning it changes little.
 
 Reference: Swendsen and Wang, PRL 58, 86 (1987); Wolff, PRL 62, 361 (1989).
 """
@@ -99,7 +98,7 @@ def bonds(potential: Potential) -> Bonds:
     As `ising.to_spins`, but without a matrix: K_ij = -J_ij / 2 and
     K_i0 = sum_j K_ij - J_ii / 2 for E = x'Jx.
     """
-    (params,), (weight,) = potential.args, potential.weights
+    params, weight = potential.args[0], potential.weights[0]
     size = len(params.bias)
     first, second = ising.pair_indices(size, params.edges)
     pairs = -params.coupling / 2
@@ -128,14 +127,15 @@ def clusters(
 ) -> Int[Array, " vertex"]:
     """The least vertex that each of `size` vertices is joined to by active bonds.
 
-    Every vertex points to one that is no greater in its cluster. In each round a bond
-    lets the greater of the two its ends point to point to the lesser one, and then all
-    point to where they lead, so rounds are about as many as log(size). When nothing
-    changes, the ends of all active bonds point to the same vertex, which points to
-    itself: it is the least.
+    Every vertex points to one of its cluster that is no greater, at first to itself. A
+    bond whose ends point to two vertices makes the greater of these point to the
+    lesser; then all point to where those lead that they pointed to. When that changes
+    nothing, both ends of every active bond point to one vertex, which points to itself
+    and so is the least. Paths shorten like logarithms: a few rounds will do.
 
-    >>> clusters(jnp.array([3, 2, 0]), jnp.array([1, 3, 2]), jnp.arange(3) < 2, 4)
-    Array([0, 1, 1, 1], dtype=int32)
+    >>> active = jnp.array([True, True, False])
+    >>> clusters(jnp.array([3, 2, 0]), jnp.array([1, 3, 2]), active, 4).tolist()
+    [0, 1, 1, 1]
     """
 
     def lower(carry):

@@ -95,8 +95,9 @@ class Tempered:
         move_key, swap_key = jax.random.split(key)
         keys = jax.random.split(move_key, len(betas))
         replicas, infos = jax.vmap(move)(keys, betas, state.replicas)
+        tried = tried_pairs(len(betas), state.odd)
         chances = swap_chances(betas, jax.vmap(potential)(replicas.x))
-        chances = jnp.where(tried := tried_pairs(len(betas), state.odd), chances, 0)
+        chances = jnp.where(tried, chances, 0)
         swaps = jax.random.uniform(swap_key, chances.shape, chances.dtype) < chances
         order = swapped(swaps)
         replicas = jax.tree.map(lambda leaf: leaf[order], replicas)
@@ -123,8 +124,8 @@ def tried_pairs(num_rungs: int, odd: Bool[Array, ""]) -> Bool[Array, " pair"]:
 def swapped(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:
     """The rung from which each gets its state. Pairs that swap have no rung in common.
 
-    >>> swapped(jnp.array([True, False, False, True]))
-    Array([1, 0, 2, 4, 3], dtype=int32)
+    >>> swapped(jnp.array([True, False, False, True])).tolist()
+    [1, 0, 2, 4, 3]
     """
     swaps = swaps.astype(jnp.int32)
     return jnp.arange(len(swaps) + 1) + jnp.pad(swaps, (0, 1)) - jnp.pad(swaps, (1, 0))
