@@ -20,6 +20,7 @@ from probjax.connectivity import (
 from probjax.data import unique_rows
 from probjax.fitting import ConvergenceWarning, Fit, Progress, fit
 from probjax.models import ising, potts, rbm
+from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
@@ -80,6 +81,7 @@ __all__ = [
     "fit_path",
     "flow",
     "ising",
+    "mean_field",
     "potential",
     "potts",
     "progress_bar",
@@ -91,5 +93,6 @@ __all__ = [
     "screening_strength",
     "static",
     "storage",
+    "tap",
     "unique_rows",
 ]

@@ -1,0 +1,85 @@
+"""Ising models in one step from the moments of the data: mean field and TAP.
+
+With mu_i the mean of a unit, m = 2 mu - 1, chi the covariance of units and A its
+regularised inverse,
+
+    A = (chi'chi + lambda I)^+ chi'
+
+(stochastic robust approximation: eigenvalues x of chi become x / (x^2 + lambda)), the
+couplings of E = x'Jx are
+
+    mean field: J_ij = A_ij / 2
+    TAP:        J_ij = (1 - sqrt(1 - 2 m_i m_j A_ij)) / (2 m_i m_j)
+
+and the biases J_ii = -logit mu_i - 2 sum_j J_ij mu_j, for TAP with the reaction term
++ 2 (1 - 2 mu_i) sum_j J_ij^2 mu_j (1 - mu_j). They are the first and second order of an
+expansion in small couplings; where correlations are strong they fail.
+
+Reference: Tanaka, PRE 58, 2302 (1998); thesis, "Two Dimensional Ising Spin Glass".
+"""
+
+import jax
+import jax.numpy as jnp
+
+from probjax.connectivity.flips import binary
+from probjax.data import as_data
+from probjax.models import ising
+from probjax.types import Array, ArrayLike, Data, Float, holds
+
+
+def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
+    """The Ising model of all pairs by naive mean field, errors of second order in J.
+
+    Args:
+        damping: lambda, in units of a covariance of bits squared; 1/16 of what it is
+            for spins.
+    """
+    mean, inverse = _susceptibility(data, damping)
+    return _model(mean, inverse / 2, 0)
+
+
+def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
+    """The Ising model of all pairs with TAP's correction, errors of third order in J.
+
+    Where its square root would be of a negative number, or both solutions meet at
+    means near a half, a coupling is that of mean field. Arguments are those of
+    `mean_field`.
+    """
+    mean, inverse = _susceptibility(data, damping)
+    product = jnp.outer(2 * mean - 1, 2 * mean - 1)
+    inside = 1 - 2 * product * inverse
+    solvable = (jnp.abs(product) > 1e-4) & (inside >= 0)
+    root = jnp.sqrt(jnp.where(solvable, inside, 1))
+    coupling = (1 - root) / (2 * jnp.where(solvable, product, 1))
+    return _model(mean, jnp.where(solvable, coupling, inverse / 2), 1)
+
+
+def _susceptibility(data: ArrayLike | Data, damping: float) -> tuple[Array, Array]:
+    """Means, and the regularised inverse of the covariance."""
+    if damping < 0:
+        raise ValueError(f"damping must not be negative, got {damping}")
+    data = as_data(data)
+    x = binary(data.x)
+    mean = jnp.average(x, axis=0, weights=data.weights)
+    if not holds(_varies, mean):
+        raise ValueError(
+            "every unit must be on in some rows and off in others: mean field has no "
+            "finite bias for one that never changes"
+        )
+    weights = jnp.ones(len(x), x.dtype) if data.weights is None else data.weights
+    away = x - mean[None]
+    covariance = (away * weights[:, None]).T @ away / weights.sum()
+    damped = covariance @ covariance + damping * jnp.eye(len(mean))
+    return mean, jnp.linalg.pinv(damped, hermitian=True) @ covariance
+
+
+def _model(mean, coupling, reaction):
+    coupling = jnp.where(jnp.eye(len(mean), dtype=bool), 0, coupling)
+    coupling = (coupling + coupling.T) / 2
+    bias = -jax.scipy.special.logit(mean) - 2 * coupling @ mean
+    back = 2 * (1 - 2 * mean) * (coupling**2 @ (mean * (1 - mean)))
+    return ising.from_matrix(coupling + jnp.diag(bias + reaction * back))
+
+
+def _varies(mean: Float[Array, " unit"]) -> Array:
+    return (mean > 0) & (mean < 1)
