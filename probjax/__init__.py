@@ -33,7 +33,13 @@ from probjax.objectives.nodes import (
     screening_strength,
 )
 from probjax.objectives.penalty import L1, L2, GroupL1
-from probjax.objectives.score import ScoreMatching, ScoreMatchingBySteps
+from probjax.objectives.score import (
+    DenoisingScoreMatching,
+    HutchinsonScoreMatching,
+    ScoreMatching,
+    ScoreMatchingBySteps,
+    SlicedScoreMatching,
+)
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
@@ -50,9 +56,11 @@ __all__ = [
     "ConvergenceWarning",
     "CubeSteps",
     "Data",
+    "DenoisingScoreMatching",
     "Fit",
     "GaussianSteps",
     "GroupL1",
+    "HutchinsonScoreMatching",
     "Joined",
     "L1",
     "L2",
@@ -73,6 +81,7 @@ __all__ = [
     "ScoreMatching",
     "ScoreMatchingBySteps",
     "SiteChanges",
+    "SlicedScoreMatching",
     "charts",
     "closed_form",
     "exact",

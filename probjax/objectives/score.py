@@ -8,10 +8,19 @@ along small symmetric steps,
 
     K_SM = lim (K - 1) 4 / m,    m the mean square of one coordinate of a step,
 
-of which no derivative in x has to be taken.
+of which no derivative in x has to be taken. In many dimensions the laplacian is too
+dear, and random directions v with mean vv' = I stand for it:
 
-Reference: Hyvarinen, JMLR 6, 695 (2005); thesis, "Score Matching" and the appendix
-"Score Matching (SM) is a special case of MPF".
+    Hutchinson: |grad E|^2 / 2 - v'Hv        sliced: (v.grad E)^2 / 2 - v'Hv
+
+have K_SM as their mean over v, H being the Hessian in x. Denoising takes no second
+derivative at all, but matches the density of the data with noise of size s added,
+
+    |grad E(x + s v) - v / s|^2 / 2.
+
+Reference: Hyvarinen, JMLR 6, 695 (2005); Vincent, Neural Computation 23, 1661 (2011);
+Song, Garg, Shi and Ermon, UAI 2019; thesis, "Score Matching" and the appendix "Score
+Matching (SM) is a special case of MPF".
 """
 
 from collections.abc import Callable
@@ -21,6 +30,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity import Steps
+from probjax.connectivity.general import check_draws
+from probjax.data import num_rows
 from probjax.objectives.flow import MPF
 from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, potential
@@ -114,3 +125,82 @@ class ScoreMatchingBySteps:
 
     def _flow(self):
         return MPF(self.energy, connectivity=self.steps)
+
+
+@recipe
+class DrawnScoreMatching:
+    """Mean over rows and `num_draws` normal directions v of `term`.
+
+    Directions are drawn anew at every refresh; `term(slope, x, v, scale)` is of one
+    flat state, `slope` being the gradient of the energy. Made by the functions below.
+    """
+
+    energy: Energy = static()
+    term: Callable[..., Scalar] = static()
+    scale: float
+    num_draws: int = static(default=1)
+    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+
+    def __post_init__(self):
+        check_draws(self.num_draws)
+        if isinstance(self.scale, float) and not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
+
+    def prepare(self, params: Params, data: Data) -> Data:
+        return ScoreMatching(self.energy).prepare(params, data)
+
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
+        return self.refresh(key, params, data, Context((), ()))
+
+    def refresh(
+        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
+    ) -> Context:
+        first = ravel_pytree(jax.tree.map(lambda rows: rows[0], data.x))[0]
+        shape = (num_rows(data), self.num_draws, first.size)
+        return Context(jax.random.normal(key, shape, first.dtype), ())
+
+    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
+        flat, unravel = ravel_pytree(x)
+        slope = jax.grad(lambda point: self.energy(params, unravel(point)))
+        terms = jax.vmap(lambda v: self.term(slope, flat, v, self.scale))(context)
+        return jnp.mean(terms)
+
+    def rest(self, params: Params, shared: PyTree) -> Scalar:
+        return jnp.zeros(())
+
+
+def HutchinsonScoreMatching(
+    energy: Energy, *, num_draws: int = 1
+) -> DrawnScoreMatching:
+    """Score matching with the laplacian by random directions."""
+    return DrawnScoreMatching(energy, _hutchinson, 1.0, num_draws)
+
+
+def SlicedScoreMatching(energy: Energy, *, num_draws: int = 1) -> DrawnScoreMatching:
+    """Score matching of the slopes along random directions."""
+    return DrawnScoreMatching(energy, _sliced, 1.0, num_draws)
+
+
+def DenoisingScoreMatching(
+    energy: Energy, *, scale: float, num_draws: int = 1
+) -> DrawnScoreMatching:
+    """Score matching of the data with Gaussian noise of standard deviation `scale`.
+
+    What is learned is the density of the noisy data, not of the data.
+    """
+    return DrawnScoreMatching(energy, _denoising, scale, num_draws)
+
+
+def _hutchinson(slope, x, v, scale):
+    gradient, change = jax.jvp(slope, (x,), (v,))
+    return gradient @ gradient / 2 - v @ change
+
+
+def _sliced(slope, x, v, scale):
+    gradient, change = jax.jvp(slope, (x,), (v,))
+    return (v @ gradient) ** 2 / 2 - v @ change
+
+
+def _denoising(slope, x, v, scale):
+    miss = slope(x + scale * v) - v / scale
+    return miss @ miss / 2

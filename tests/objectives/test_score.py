@@ -7,9 +7,12 @@ from probjax import (
     BallSteps,
     CubeSteps,
     Data,
+    DenoisingScoreMatching,
     GaussianSteps,
+    HutchinsonScoreMatching,
     ScoreMatching,
     ScoreMatchingBySteps,
+    SlicedScoreMatching,
     fit,
     flow,
 )
@@ -151,3 +154,54 @@ def test_fit_by_small_steps_finds_the_same_parameters(key):
     np.testing.assert_allclose(found[1], exact[1], atol=0.05)
     precision = exact[0] @ exact[0].T
     np.testing.assert_allclose(found[0] @ found[0].T, precision, atol=0.1)
+
+
+def along(v, x):
+    """The slope and the curvature of the energy along `v`."""
+    slope = jax.grad(experts, argnums=1)(PARAMS, x)
+    return slope, v @ jax.hessian(experts, argnums=1)(PARAMS, x) @ v
+
+
+@pytest.mark.parametrize(
+    ("objective", "definition"),
+    [
+        (HutchinsonScoreMatching, lambda g, v, c: g @ g / 2 - c),
+        (SlicedScoreMatching, lambda g, v, c: (g @ v) ** 2 / 2 - c),
+    ],
+    ids=["hutchinson", "sliced"],
+)
+def test_random_directions_give_score_matching_on_average(
+    objective, definition, x64, key
+):
+    """Over the directions of a quadrature that has mean vv' = I, exactly."""
+    x = X[1].astype(float)
+    nodes, shares = gaussian(1.0)
+    made = objective(experts, num_draws=len(nodes))
+    terms = jax.vmap(lambda v: made.row(PARAMS, x, v[None]))(jnp.asarray(nodes))
+    slope, _ = along(x, x)
+    expected = [definition(slope, v, along(v, x)[1]) for v in jnp.asarray(nodes[:5])]
+    np.testing.assert_allclose(terms[:5], jnp.stack(expected), rtol=1e-10)
+    exactly = ScoreMatching(experts).row(PARAMS, x, ())
+    np.testing.assert_allclose(shares @ terms, exactly, rtol=1e-10)
+
+
+def test_directions_are_normal_and_drawn_anew(key):
+    made = SlicedScoreMatching(experts, num_draws=50)
+    data = Data(jnp.zeros((200, 2)))
+    first = made.refresh(key, PARAMS, data, made.init(key, PARAMS, data)).rows
+    assert first.shape == (200, 50, 2)
+    assert abs(first.mean()) < 5 / np.sqrt(20_000)
+    assert abs((first**2).mean() - 1) < 5 * np.sqrt(2 / 20_000)
+    other = made.refresh(jax.random.key(1), PARAMS, data, made.init(key, PARAMS, data))
+    assert not jnp.any(other.rows == first)
+
+
+def test_denoising_learns_the_density_of_the_noisy_data(x64, key):
+    """For a Gaussian, that with the variance of the noise added, on average."""
+    x = jax.random.normal(key, (400, 1), float)
+    made = DenoisingScoreMatching(quadratic, scale=0.7, num_draws=500)
+    start = (jnp.ones((1, 1)), jnp.zeros(1))
+    found = fit(key, made, start, x)
+    variance = 1 / found.params[0][0, 0] ** 2
+    np.testing.assert_allclose(variance, x.var() + 0.49, rtol=0.01)
+    np.testing.assert_allclose(found.params[1], x.mean(), atol=0.01)
