@@ -61,6 +61,9 @@ class Frozen:
 class Positive:
     """Some entries, by default all, are above zero; their coordinate is the logarithm.
 
+    Where the loss is least at zero itself, an entry shrinks for ever and the gradient
+    in it does not: such a fit warns that it has not converged.
+
     Args:
         where: which entries they are.
 

@@ -317,5 +317,6 @@ class Optax:
         )
         point = optax.apply_updates(state.point, updates)
         accepted = jnp.asarray(True)
-        stalled = ~jnp.isfinite(value)
+        # A batch of which nothing is left has the loss log 0: its step is no step.
+        stalled = ~(value < jnp.inf)
         return OptaxState(point, state.point, value, gradient, accepted, stalled, inner)

@@ -33,6 +33,7 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     Scalar,
+    check_count,
     float_dtype,
     holds,
     is_concrete,
@@ -72,7 +73,7 @@ def fit(
     chart: Chart | None = None,
     num_rounds: int = 1,
     steps_per_round: int = 2000,
-    tolerance: float | None = None,
+    tolerance: float | Scalar | None = None,
     batch_size: int | None = None,
     chunk_size: int | None = None,
     stop: Callable[[Progress, Data], Array] | None = None,
@@ -166,7 +167,10 @@ def _finish(plan, run, found):
         losses = jax.device_put(np.asarray(losses)[: int(run.step)])
         meant_to = plan.num_rounds == 1 and plan.optimizer is None
         short = meant_to and not (converged or run.stopped)
-        if short or not np.isfinite(run.method.value):
+        value = float(run.method.value)
+        # A batch of which `exclude_data` leaves nothing has the loss log 0.
+        empty = plan.batch_size is not None and value == -np.inf
+        if short or not (np.isfinite(value) or empty):
             warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)
     return Fit(
         params=found,
@@ -185,12 +189,15 @@ class ConvergenceWarning(UserWarning):
 
 def _shortfall(plan, run):
     norm, limit = float(run.gradient_norm), float(plan.tolerance)
+    if not jnp.isfinite(run.method.value):
+        return (
+            f"fit has not converged: after {int(run.step)} steps the loss is not "
+            f"finite, {float(run.method.value)}: check the energy and the start"
+        )
     short = (
         f"fit has not converged: after {int(run.step)} steps the gradient norm is "
         f"{norm:.2g}, above the tolerance {limit:.2g}; "
     )
-    if not jnp.isfinite(run.method.value):
-        return short + "the loss is not finite: check the energy and the starting point"
     if run.method.stalled:
         return short + "rounding lets it fall no further: use float64, or a chart"
     return (
@@ -241,8 +248,8 @@ def _of_kind(kind, tree):
 
 def _check(optimizer, penalty, chart, tolerance, batch_size, **counts):
     for name, count in counts.items():
-        if count is not None and not (isinstance(count, int) and count >= 1):
-            raise ValueError(f"{name} must be an integer of at least 1, got {count}")
+        if count is not None:
+            check_count(name, count)
     if batch_size is not None and optimizer is None:
         raise ValueError(
             "batch_size needs a first-order optimizer such as optax.adam(1e-3): the "

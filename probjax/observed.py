@@ -8,6 +8,7 @@ is compared with the state itself, so a collision can cost time but not truth.
 Reference: thesis, eq. Kfinal, where i is not in D, D being the set of observed states.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import num_rows
-from probjax.types import Array, Connectivity, Data, Moves, State, is_concrete
+from probjax.types import Array, Connectivity, Data, Moves, State
 
 BATCH = 32
 
@@ -73,21 +74,24 @@ def unobserved_neighbours(
     return jax.lax.map(one, (x, moves), batch_size=BATCH)
 
 
-def check_excludable(connectivity: Connectivity, data: Data) -> None:
+def check_excludable(
+    connectivity: Connectivity, data: Data, moves: Iterable[Moves]
+) -> None:
     """Refuse data of which every neighbour was observed, as far as can be seen.
 
     Then K = 0 whatever the parameters, which would look like a perfect fit. Rows are
-    tried until a neighbour is found that is none of them: mostly the first will do.
-    `connectivity` must draw nothing.
+    tried, with each of `moves`, until a neighbour is found that is none of them: mostly
+    the first will do.
     """
-    if not is_concrete(data):
-        return
     with jax.ensure_compile_time_eval():
         observed = index(data)
-        for start in range(0, num_rows(data), BATCH):
-            some = jax.tree.map(lambda rows, i=start: rows[i : i + BATCH], data)
-            if bool(_any_left(connectivity, observed, some)):
-                return
+        for drawn in moves:
+            for start in range(0, num_rows(data), BATCH):
+                some = jax.tree.map(
+                    lambda rows, i=start: rows[i : i + BATCH], (data, drawn)
+                )
+                if bool(_any_left(connectivity, observed, *some)):
+                    return
     raise ValueError(
         "exclude_data leaves nothing: every neighbour of every row was observed, so "
         "keep all neighbours (exclude_data=False), which is consistent"
@@ -95,14 +99,15 @@ def check_excludable(connectivity: Connectivity, data: Data) -> None:
 
 
 @jax.jit
-def _any_left(connectivity, observed, data):
-    left = unobserved_neighbours(connectivity, observed, data.x, ())
+def _any_left(connectivity, observed, data, moves):
+    left = unobserved_neighbours(connectivity, observed, data.x, moves)
     return jnp.any(left & (True if data.weights is None else data.weights[:, None] > 0))
 
 
 def _hash(states):
     factors = _factors(states.shape[1])
-    return jnp.sum(states.astype(jnp.int32).astype(jnp.uint32) * factors[None], axis=1)
+    whole = states.astype(jnp.int32).astype(jnp.uint32)
+    return jnp.sum(whole * factors[None], axis=1, dtype=jnp.uint32)
 
 
 @cache

@@ -30,6 +30,7 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     PyTree,
+    check_count,
     float_dtype,
     holds,
 )
@@ -53,6 +54,8 @@ class Path(NamedTuple):
 
     def at(self, i: int) -> Params:
         """The parameters of the i-th strength."""
+        if not -len(self.strengths) <= i < len(self.strengths):
+            raise IndexError(f"the path has {len(self.strengths)} members, got {i}")
         return jax.tree.map(lambda leaf: leaf[i], self.params)
 
 
@@ -148,16 +151,13 @@ def _check(penalty, strengths, num_strengths, smallest):
         raise ValueError(
             f"strengths must be given for a penalty that leaves no zeros, got {penalty}"
         )
-    if not (isinstance(num_strengths, int) and num_strengths >= 1):
-        raise ValueError(
-            f"num_strengths must be an integer of at least 1, got {num_strengths}"
-        )
+    check_count("num_strengths", num_strengths)
     if not 0 < smallest < 1:
         raise ValueError(f"smallest must be between 0 and 1, got {smallest}")
 
 
 def _tolerance(params, strength):
-    return min(default_tolerance(params), 0.1 * float(strength))
+    return jnp.minimum(default_tolerance(params), 0.1 * strength)
 
 
 def _scaled(penalty, strength):

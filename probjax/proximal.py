@@ -93,8 +93,12 @@ class Proximal:
         memory = remember(
             state.memory, found.base - state.base, found.residual - state.residual
         )
-        step, there = self._shorten(problem, state.step, found)
-        memory = choose(step < state.step, forget(self.memory_size, found.base), memory)
+        step = jax.lax.cond(
+            first, lambda: self._first_step(problem, found), lambda: state.step
+        )
+        step, there = self._shorten(problem, step, found)
+        renewed = forget(self.memory_size, found.base)
+        memory = choose(step != state.step, renewed, memory)
         value, slope = there.value_at_point, there.gradient_at_point
         subgradient = slope - found.gradient + there.residual / step
         return ProximalState(
@@ -111,6 +115,19 @@ class Proximal:
             memory=memory,
             step=step,
         )
+
+    def _first_step(self, problem, base):
+        """The inverse of the loss's curvature along its gradient.
+
+        Losses come in all sizes, and steps are only ever shortened: one that begins
+        far too short would stay so.
+        """
+        slope = jnp.linalg.norm(base.gradient)
+        length = 1e-3 * (1 + jnp.linalg.norm(base.base))
+        away = base.base - length / slope * base.gradient
+        change = problem.evaluate(away)[1] - base.gradient
+        step = length / jnp.linalg.norm(change)
+        return jnp.where(jnp.isfinite(step) & (slope > 0), step, jnp.ones_like(step))
 
     def _search(self, problem, state):
         """The first base along the path from the proximal point to the direction."""

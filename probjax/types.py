@@ -40,6 +40,7 @@ __all__ = [
     "Sampler",
     "Scalar",
     "State",
+    "check_count",
     "closed_form",
     "closed_forms",
     "float_dtype",
@@ -158,6 +159,12 @@ def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
 @partial(jax.jit, static_argnums=0)
 def _all(test, leaf):
     return jnp.all(test(leaf))
+
+
+def check_count(name: str, count: int, *, least: int = 1) -> None:
+    """Refuse a count that is not an integer of at least `least`."""
+    if not (isinstance(count, (int, np.integer)) and count >= least):
+        raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
 
 
 def is_whole(value: Array) -> Array:

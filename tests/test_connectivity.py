@@ -145,14 +145,26 @@ def one_way(x):
     return jnp.roll(x, 1)[None]
 
 
+def not_as_often(x):
+    """Twice one way, once the other."""
+    return jnp.stack([jnp.roll(x, 1), jnp.roll(x, 1), jnp.roll(x, -1)])
+
+
+def no_axis(x):
+    return 1 - x
+
+
 def test_a_function_may_list_the_neighbours():
     rows = jnp.array([[0.0, 1, 2], [3, 3, 4]])
     rotate = Listed(rotations)
     found = rotate.gaps(MODEL, rotate.prepare(rows)[0], ())
     expected = [MODEL(rows[0]) - MODEL(state) for state in rotations(rows[0])]
     np.testing.assert_allclose(found.gap, jnp.stack(expected), rtol=1e-6)
-    with pytest.raises(ValueError, match="neighbours must be mutual"):
-        Listed(one_way).prepare(rows)
+    for wrong in (one_way, not_as_often):
+        with pytest.raises(ValueError, match="neighbours must be mutual"):
+            Listed(wrong).prepare(rows)
+    with pytest.raises(ValueError, match=r"like those.*axis, got \(3,\)"):
+        Listed(no_axis).prepare(rows)
 
 
 def propose_near(key, spread, x):
@@ -187,6 +199,14 @@ def log_density_upwards(args, x_new, x):
     return jnp.sum(jnp.where(x_new >= x, x - x_new, -jnp.inf))
 
 
+def propose_number(key, args, x):
+    return x[0]
+
+
+def propose_upwards_density(args, x_new, x):
+    return x - x_new
+
+
 def log_density_nowhere(args, x_new, x):
     return jnp.full((), -jnp.inf)
 
@@ -196,6 +216,10 @@ def test_a_proposal_without_a_way_back_is_refused():
         Proposal(propose_upwards, log_density_upwards).prepare(jnp.ones((3, 2)))
     with pytest.raises(ValueError, match="must be finite for every x_new"):
         Proposal(propose_upwards, log_density_nowhere).prepare(jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"log_density must return a scalar"):
+        Proposal(propose_upwards, propose_upwards_density).prepare(jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match="propose's draws must be states like"):
+        Proposal(propose_number, log_density_near, 0.4).prepare(jnp.ones((3, 2)))
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.int64, np.float64])
@@ -213,16 +237,21 @@ def test_other_values_are_refused():
         BitFlips().prepare(jnp.array([[0, 2]]))
     with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)
-    with pytest.raises(ValueError, match="num_draws must be at least 1"):
+    with pytest.raises(ValueError, match="num_draws must be an integer of at least 1"):
         GaussianSteps(1.0, num_draws=0)
     with pytest.raises(ValueError, match="radius must not exceed the 2 bits"):
         BitFlips(radius=3).prepare(jnp.array([[0, 1]]))
-    with pytest.raises(ValueError, match="radius must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="radius must be .* of at least 1, got 0"):
         BitFlips(radius=0)
     with pytest.raises(ValueError, match="num_draws must not exceed the 3 ways"):
         RandomFlips(4).prepare(jnp.array([[0, 1, 1]]))
     with pytest.raises(ValueError, match="num_bits must not exceed the 3 bits"):
         RandomFlips(1, 4).prepare(jnp.array([[0, 1, 1]]))
+
+
+def test_letters_may_be_booleans():
+    found = SiteChanges(2).prepare(np.array([[True, False]]))
+    np.testing.assert_array_equal(found, [[1.0, 0.0]])
 
 
 def test_letters_out_of_range_are_refused():
@@ -234,7 +263,7 @@ def test_letters_out_of_range_are_refused():
         site.prepare(jnp.array([[0.5, 1]]))
     with pytest.raises(ValueError, match=r"look one-hot.*potts\.letters"):
         site.prepare(np.eye(3)[[[0, 1], [2, 2]]])
-    with pytest.raises(ValueError, match="num_states must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="num_states must be .* of at least 2, got 1"):
         SiteChanges(1)
     with pytest.raises(ValueError, match="2 sites with 3 letters does not suit"):
         SiteChanges(3).gaps(potential(too_few, None), jnp.zeros(2), ())
@@ -247,6 +276,11 @@ def no_gaps(params, x):
 @closed_form(site_gaps=no_gaps)
 def too_few(params, x):
     return 0.0 * x[0]
+
+
+def test_a_union_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one connectivity"):
+        Joined(())
 
 
 def test_traced_values_are_not_looked_at():

@@ -7,9 +7,12 @@ from small_models import cubic_energy, cubic_params, random_ising
 
 from probjax import (
     MPF,
+    AllFlips,
     BitFlips,
     Data,
     GaussianSteps,
+    Joined,
+    Listed,
     RandomFlips,
     SiteChanges,
     exact,
@@ -105,11 +108,65 @@ def test_in_minibatches_all_rows_count_as_observed(key):
     np.testing.assert_allclose(np.sort(found.losses), np.sort(expected), rtol=1e-5)
 
 
+def test_in_minibatches_drawn_neighbours_are_looked_up_among_all_rows(key):
+    """All flips drawn are the flips themselves, whatever rows were dealt."""
+    rows = jnp.array([[0.0, 0, 0], [0, 0, 1], [0, 1, 1]])
+    options = dict(optimizer=optax.sgd(0.0), batch_size=1, steps_per_round=2)
+    options |= dict(num_rounds=4)
+    start = random_ising(0, 3)
+    losses = [
+        fit(
+            key,
+            MPF(ising.energy, connectivity=flips, exclude_data=True),
+            start,
+            rows,
+            **options,
+        ).losses
+        for flips in (BitFlips(), RandomFlips(3))
+    ]
+    np.testing.assert_allclose(losses[0], losses[1] + jnp.log(3), rtol=1e-5)
+
+
+def test_a_batch_with_nothing_left_is_no_step(key):
+    """Half of the rows have only observed neighbours: their batches change nothing."""
+    rows = jnp.concatenate([exact.states(3), jnp.zeros((8, 3))], axis=1)
+    far = jnp.array([[1.0, 0, 1, 1, 1, 1]])
+    objective = MPF(ising.energy, connectivity=first_three(), exclude_data=True)
+    found = fit(
+        key,
+        objective,
+        random_ising(0, 6),
+        jnp.concatenate([rows, far]),
+        optimizer=optax.sgd(0.1),
+        batch_size=1,
+        steps_per_round=9,
+    )
+    assert len(found.losses) == 9
+    assert jnp.sum(jnp.isneginf(found.losses)) == 8
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+
+
+def flip_first_three(x):
+    return BitFlips().states(x, ()).x[:3]
+
+
+def first_three():
+    return Listed(flip_first_three)
+
+
 def test_data_without_any_unobserved_neighbour_are_refused(key):
     objective = MPF(ising.energy, exclude_data=True)
     start, everything = random_ising(0, 4), exact.states(4)
     with pytest.raises(ValueError, match="exclude_data leaves nothing"):
         fit(key, objective, start, everything)
+    for connectivity in (RandomFlips(2), Joined((AllFlips(), RandomFlips(1)))):
+        drawn = MPF(ising.energy, connectivity=connectivity, exclude_data=True)
+        with pytest.raises(ValueError, match="exclude_data leaves nothing"):
+            fit(key, drawn, start, everything)
+    mirrored = MPF(ising.energy, connectivity=AllFlips(), exclude_data=True)
+    few = Data(everything[jnp.array([1, 14, 3])], jnp.array([1.0, 1, 0]))
+    with pytest.raises(ValueError, match="exclude_data leaves nothing"):
+        fit(key, mirrored, start, few)
     weights = jnp.ones(16).at[3].set(0)
     assert jnp.isfinite(objective.prepare(start, Data(everything, weights)).x).all()
     with pytest.raises(ValueError, match="exclude_data needs whole numbers"):

@@ -7,13 +7,23 @@ from small_models import counted_states, random_ising
 from test_contract import traces
 
 import probjax.path
-from probjax import L1, L2, MPF, PseudoLikelihood, exact, fit, ising
+from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, ising
+from probjax.objectives.gaps import GapObjective
+from probjax.objectives.local import log_conditionals
 from probjax.objectives.penalty import GroupL1
+from probjax.objectives.reduce import mean
 from probjax.path import fit_path
 
 SIZE = 6
 DATA = counted_states(SIZE)
 OBJECTIVE = PseudoLikelihood(ising.energy)
+
+
+def tiny_conditionals(gaps):
+    return 1e-4 * log_conditionals(gaps)
+
+
+TINY = GapObjective(ising.energy, BitFlips(), tiny_conditionals, mean)
 
 
 def start():
@@ -103,6 +113,30 @@ def test_a_path_is_one_program_and_a_repeated_one_compiles_nothing(monkeypatch, 
     assert first.strengths[0] != second.strengths[0]
     for path in (first, second):
         assert path.num_nonzero[0] == 0 < path.num_nonzero[1]
+
+
+def test_strengths_below_the_tolerance_of_a_fit_are_seen(key):
+    """Of a loss that is tiny, the path is the path of the loss, tiny."""
+    plain = fit_path(key, OBJECTIVE, start(), DATA, penalty=sparse(), num_strengths=4)
+    tiny = fit_path(key, TINY, start(), DATA, penalty=sparse(), num_strengths=4)
+    assert tiny.strengths[-1] < 1e-6
+    np.testing.assert_allclose(1e4 * tiny.strengths, plain.strengths, rtol=1e-2)
+    np.testing.assert_array_equal(tiny.num_nonzero, plain.num_nonzero)
+
+
+def test_a_path_may_be_compiled(key):
+    @jax.jit
+    def losses(x):
+        options = dict(penalty=sparse(), strengths=[0.1, 0.01])
+        return fit_path(key, OBJECTIVE, start(), Data(x, DATA.weights), **options)
+
+    found = losses(jnp.asarray(DATA.x, float))
+    alone = fit_path(
+        key, OBJECTIVE, start(), DATA, penalty=sparse(), strengths=[0.1, 0.01]
+    )
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-5)
+    with pytest.raises(IndexError, match="the path has 2 members, got 2"):
+        alone.at(2)
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,12 @@ def test_prox_minimises_its_definition(penalty, key):
 
 @pytest.mark.parametrize("penalty", [L1, L2, GroupL1])
 def test_negative_strengths_are_refused(penalty):
-    with pytest.raises(ValueError, match="must not be negative, got -1.0"):
+    with pytest.raises(ValueError, match="strength must not be negative, got -1.0"):
         penalty(-1)
+    with pytest.raises(ValueError, match="strength must not be negative"):
+        penalty(jnp.array(jnp.nan))
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        penalty(1.0, weights=ising.Params(0.0, -jnp.ones(6)))
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=name)

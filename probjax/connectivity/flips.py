@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.general import check_draws, generic_gaps, visited
+from probjax.connectivity.general import generic_gaps, visited
 from probjax.potential import Potential
 from probjax.types import (
     Array,
@@ -29,6 +29,7 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
+    check_count,
     floating,
     holds,
     recipe,
@@ -47,8 +48,7 @@ class BitFlips:
     radius: int = static(default=1)
 
     def __post_init__(self):
-        if self.radius < 1:
-            raise ValueError(f"radius must be at least 1, got {self.radius}")
+        check_count("radius", self.radius)
 
     def prepare(self, x: State) -> State:
         if self.radius > (size := num_sites(x)):
@@ -90,9 +90,8 @@ class RandomFlips:
     num_bits: int = static(default=1)
 
     def __post_init__(self):
-        check_draws(self.num_draws)
-        if self.num_bits < 1:
-            raise ValueError(f"num_bits must be at least 1, got {self.num_bits}")
+        check_count("num_draws", self.num_draws)
+        check_count("num_bits", self.num_bits)
 
     def prepare(self, x: State) -> State:
         size = num_sites(x)

@@ -10,9 +10,11 @@ Reference: thesis, "Sampling the Connectivity Function g_ij", eq. Gammaij.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.potential import Potential
@@ -25,6 +27,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    check_count,
     float_dtype,
     floating,
     is_concrete,
@@ -33,6 +36,7 @@ from probjax.types import (
 )
 
 CHECKED_ROWS = 32
+CHECKED_NEIGHBOURS = 8
 
 
 def generic_gaps(potential: Potential, x: State, neighbours: Neighbours) -> Gaps:
@@ -53,7 +57,7 @@ class Listed:
     """The states that `neighbours(x)` lists, leaves with a leading axis of neighbours.
 
     Neighbours must be mutual: a state lists each of its neighbours as often as it is
-    listed by it. The first rows of the data are tried for that.
+    listed by it. Some neighbours of the first rows of the data are tried for that.
 
     >>> def turns(x):
     ...     return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)])
@@ -65,10 +69,11 @@ class Listed:
 
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
+        _check_states("neighbours", jax.eval_shape(self.neighbours, _first(x)), x)
         if is_concrete(x):
             few = jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x)
             with jax.ensure_compile_time_eval():
-                mutual = _are_mutual(self.neighbours, few)
+                mutual = bool(_are_mutual(self.neighbours, few))
             if not mutual:
                 raise ValueError(
                     "neighbours must be mutual, but a row has a neighbour that does "
@@ -101,15 +106,21 @@ class Proposal:
     num_draws: int = static(default=1)
 
     def __post_init__(self):
-        check_draws(self.num_draws)
+        check_count("num_draws", self.num_draws)
 
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
+        key, first = jax.random.key(0), _first(x)
+        drawn = jax.eval_shape(lambda: self.draw(key, None, first))
+        _check_states("propose's draws", drawn, x)
+        shape = jax.eval_shape(self.log_density, self.args, first, first).shape
+        if shape != ():
+            raise ValueError(f"log_density must return a scalar, got shape {shape}")
         if is_concrete((x, self.args)):
             self._check(jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x))
         return x
 
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> State:
+    def draw(self, key: PRNGKeyArray, potential: Potential | None, x: State) -> State:
         keys = jax.random.split(key, self.num_draws)
         drawn = jax.vmap(self.propose, (0, None, None))(keys, self.args, x)
         return jax.lax.stop_gradient(drawn)
@@ -124,7 +135,7 @@ class Proposal:
         return generic_gaps(potential, x, self.states(x, moves))
 
     def _check(self, rows):
-        """Try a few draws, with a key that nothing else is drawn with."""
+        """Try a few draws."""
         count = len(jax.tree.leaves(rows)[0])
         keys = jax.random.split(jax.random.key(0), count)
         with jax.ensure_compile_time_eval():
@@ -148,6 +159,10 @@ class Joined:
     """The neighbours of every member together, a state reached twice counted twice."""
 
     members: tuple[Connectivity, ...]
+
+    def __post_init__(self):
+        if not self.members:
+            raise ValueError("members must be at least one connectivity, got none")
 
     def prepare(self, x: State) -> State:
         for member in self.members:
@@ -173,12 +188,6 @@ class Joined:
         return zip(self.members, moves, strict=True)
 
 
-def check_draws(num_draws: int) -> None:
-    """Refuse a number of draws that is none."""
-    if num_draws < 1:
-        raise ValueError(f"num_draws must be at least 1, got {num_draws}")
-
-
 @jax.jit
 def _try_out(proposal: Proposal, keys: Array, rows: State) -> tuple[Array, Array]:
     """Log densities of draws from the rows, there and back."""
@@ -191,15 +200,34 @@ def _try_out(proposal: Proposal, keys: Array, rows: State) -> tuple[Array, Array
     return jax.vmap(one)(keys, rows)
 
 
-def _are_mutual(function, rows):
+@partial(jax.jit, static_argnums=0)
+def _are_mutual(function: Callable[[State], State], rows: State) -> Array:
     def count(x, of):
         listed = jax.vmap(lambda state: ravel_pytree(state)[0])(function(of))
         return jnp.isclose(listed, ravel_pytree(x)[0][None]).all(1).sum()
 
     def one(x):
         near = function(x)
+        total = len(jax.tree.leaves(near)[0])
+        some = np.unique(np.linspace(0, total - 1, CHECKED_NEIGHBOURS).astype(np.int32))
+        near = jax.tree.map(lambda leaf: leaf[some], near)
         there = jax.vmap(lambda y: count(y, x))(near)
-        back = jax.vmap(lambda y: count(x, y))(near)
+        back = jax.lax.map(lambda y: count(x, y), near)
         return jnp.all(there == back)
 
-    return bool(jax.vmap(one)(rows).all())
+    return jax.lax.map(one, rows).all()
+
+
+def _first(rows):
+    return jax.tree.map(lambda leaf: leaf[0], rows)
+
+
+def _check_states(name, found, rows):
+    """Refuse what is not states like those of `rows`, with a leading axis."""
+    shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], rows)
+    others = jax.tree.map(lambda leaf: leaf.shape[1:], found)
+    if shapes != others or any(not leaf.shape for leaf in jax.tree.leaves(found)):
+        raise ValueError(
+            f"{name} must be states like those of the data, of shape {shapes}, with a "
+            f"leading axis, got {jax.tree.map(lambda leaf: leaf.shape, found)}"
+        )

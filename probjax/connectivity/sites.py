@@ -19,6 +19,7 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
+    check_count,
     floating,
     holds,
     is_concrete,
@@ -39,7 +40,7 @@ class SiteChanges:
     num_states: int = static()
 
     def __post_init__(self):
-        check_num_states(self.num_states)
+        check_count("num_states", self.num_states, least=2)
 
     def prepare(self, x: State) -> State:
         return letters(x, num_states=self.num_states)
@@ -74,7 +75,8 @@ def letters(x: State, *, num_states: int) -> State:
 
     One-hot states are refused too, as they may be a mistake: see `potts.letters`.
     """
-    check_num_states(num_states)
+    check_count("num_states", num_states, least=2)
+    x = jax.tree.map(floating, x)
     if not holds(is_whole, x):
         raise ValueError("letters must be whole numbers")
     for leaf in jax.tree.leaves(x):
@@ -95,10 +97,4 @@ def letters(x: State, *, num_states: int) -> State:
                 f"data of shape {jnp.shape(leaf)} look one-hot: convert them with "
                 "potts.letters"
             )
-    return jax.tree.map(floating, x)
-
-
-def check_num_states(num_states: int) -> None:
-    """Refuse sites that have nothing to choose from."""
-    if num_states < 2:
-        raise ValueError(f"num_states must be at least 2, got {num_states}")
+    return x

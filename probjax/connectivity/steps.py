@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.general import check_draws, generic_gaps
+from probjax.connectivity.general import generic_gaps
 from probjax.potential import Potential
 from probjax.types import (
     Array,
@@ -29,6 +29,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
+    check_count,
     floating,
     recipe,
     static,
@@ -56,7 +57,7 @@ class Steps:
     def __post_init__(self):
         if isinstance(self.scale, float) and not self.scale > 0:
             raise ValueError(f"the size of steps must be positive, got {self.scale}")
-        check_draws(self.num_draws)
+        check_count("num_draws", self.num_draws)
 
     def prepare(self, x: State) -> State:
         return jax.tree.map(floating, x)

@@ -22,8 +22,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.connectivity.sites import check_num_states, one_hot
 from probjax.connectivity.sites import letters as checked_letters
+from probjax.connectivity.sites import one_hot
 from probjax.models.ising import Edges, checked_edges, pair_indices
 from probjax.types import (
     Array,
@@ -31,6 +31,7 @@ from probjax.types import (
     Float,
     PRNGKeyArray,
     Scalar,
+    check_count,
     closed_form,
     floating,
     holds,
@@ -67,7 +68,7 @@ def init(
         num_states: letters of each site.
         edges: pairs of sites that may be coupled; all pairs if None.
     """
-    check_num_states(num_states)
+    check_count("num_states", num_states, least=2)
     edges = checked_edges(edges, size)
     shape = (len(pair_indices(size, edges)[0]), num_states, num_states)
     coupling = scale * jax.random.normal(key, shape)
@@ -77,10 +78,20 @@ def init(
 def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site letter"]:
     """E(x) - E(x with site i set to a) for every i and a."""
     hot = _one_hot(params, x)
-    # Couplings to the other sites alone, so that in the gradient one array serves both
-    # the couplings and the fields.
     field = params.field + (hot.ravel() @ _matrix(params)).reshape(hot.shape)
     return field - jnp.sum(hot * field, axis=1, keepdims=True)
+
+
+def flip_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, " site"]:
+    """E(x) - E(x with site i changed) for every i, where there are but two letters."""
+    if params.field.shape[1] != 2 or x.ndim != 1:
+        raise ValueError(
+            f"a Potts model of {params.field.shape[1]} letters has no bits to flip: "
+            "use SiteChanges(num_states), PseudoLikelihood(..., num_states=...), and "
+            "states of letters"
+        )
+    gaps = site_gaps(params, x)
+    return jnp.where(x == 1, gaps[:, 0], gaps[:, 1])
 
 
 def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
@@ -96,7 +107,7 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
     return gap
 
 
-@closed_form(site_gaps=site_gaps, site_gap=site_gap)
+@closed_form(flip_gaps=flip_gaps, site_gaps=site_gaps, site_gap=site_gap)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     """The energy of one state, of letters `(site,)` or one-hot `(site, letter)`."""
     hot = _one_hot(params, x)

@@ -40,6 +40,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    check_count,
     recipe,
     static,
 )
@@ -58,7 +59,7 @@ class ContrastiveDivergence:
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
-        _check(num_moves=self.num_moves)
+        check_count("num_moves", self.num_moves)
 
     def prepare(self, params: Params, data: Data) -> Data:
         return _prepare(self, params, data)
@@ -94,7 +95,8 @@ class PersistentDivergence:
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
-        _check(num_moves=self.num_moves, num_particles=self.num_particles)
+        check_count("num_moves", self.num_moves)
+        check_count("num_particles", self.num_particles)
 
     def prepare(self, params: Params, data: Data) -> Data:
         return _prepare(self, params, data)
@@ -116,12 +118,6 @@ class PersistentDivergence:
 
     def rest(self, params: Params, shared: State) -> Scalar:
         return -jnp.mean(jax.vmap(self.energy, (None, 0))(params, shared))
-
-
-def _check(**counts):
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
 
 
 def _prepare(objective, params, data):

@@ -7,8 +7,8 @@ the loss is the initial flow of probability out of the data,
 
 over rows with multiplicity and the neighbours x' of each. What is minimised is log K:
 the same minimiser, still convex if the energy is linear in its parameters, and finite
-from any start. Flow between data states is kept: its gradient cancels in pairs at the
-truth, so the estimator stays consistent.
+from any start. Flow between data states is kept unless told otherwise: its gradient
+cancels in pairs at the truth, so the estimator stays consistent.
 
 Reference: thesis, chapter "Minimum Probability Flow", eq. Kfinal; Sohl-Dickstein,
 Battaglino and DeWeese, PRL 107, 220601 (2011).

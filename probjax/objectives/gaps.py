@@ -27,6 +27,7 @@ from probjax.types import (
     Scalar,
     State,
     holds,
+    is_concrete,
     is_whole,
     recipe,
     static,
@@ -53,8 +54,8 @@ class GapObjective:
         if self.exclude_data:
             if not holds(is_whole, data.x):
                 raise ValueError("exclude_data needs whole numbers: bits or letters")
-            if not self._is_random(params, data):
-                check_excludable(self.connectivity, data)
+            if is_concrete((params, data, self)):
+                check_excludable(self.connectivity, data, self._trials(params, data))
         return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
@@ -95,7 +96,19 @@ class GapObjective:
         model = potential(self.energy, params)
         return jax.vmap(self.connectivity.draw, (0, None, 0))(keys, model, data.x)
 
+    def _trials(self, params, data):
+        """Moves to look for an unobserved neighbour with."""
+        if not self._is_random(params, data):
+            return [()]
+        # Several draws, as one may be unlucky where rows are few.
+        return (_drawn(self, jax.random.key(i), params, data) for i in range(4))
+
     def _is_random(self, params, data):
         """Whether there are moves, so that the neighbours change with every refresh."""
         moves = jax.eval_shape(self._draw, jax.random.key(0), params, data)
         return bool(jax.tree.leaves(moves))
+
+
+@jax.jit
+def _drawn(objective: GapObjective, key: PRNGKeyArray, params: Params, data: Data):
+    return objective._draw(key, params, data)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Params, PyTree, Scalar, recipe
+from probjax.types import Params, PyTree, Scalar, holds, recipe
 
 
 @recipe
@@ -26,7 +26,7 @@ class L2:
     smooth: ClassVar[bool] = True
 
     def __post_init__(self):
-        _check(self.strength)
+        _check(self.strength, self.weights)
 
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * p**2, params, self.weights)
@@ -45,7 +45,7 @@ class L1:
     smooth: ClassVar[bool] = False
 
     def __post_init__(self):
-        _check(self.strength)
+        _check(self.strength, self.weights)
 
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * jnp.abs(p), params, self.weights)
@@ -81,7 +81,7 @@ class GroupL1:
     smooth: ClassVar[bool] = False
 
     def __post_init__(self):
-        _check(self.strength)
+        _check(self.strength, self.weights)
 
     def value(self, params: Params) -> Scalar:
         def weighed(p, w):
@@ -110,9 +110,14 @@ class GroupL1:
         return _largest(ratios, gradient, self.weights, _per_group)
 
 
-def _check(strength):
-    if isinstance(strength, float) and not strength >= 0:
-        raise ValueError(f"strength must not be negative, got {strength}")
+def _check(strength, weights):
+    for name, values in (("strength", strength), ("weights", weights)):
+        if not holds(_is_weight, values):
+            raise ValueError(f"{name} must not be negative, got {values}")
+
+
+def _is_weight(value):
+    return value >= 0
 
 
 def _per_group(leaf):

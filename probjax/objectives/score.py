@@ -30,7 +30,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity import Steps
-from probjax.connectivity.general import check_draws
 from probjax.data import num_rows
 from probjax.objectives.flow import MPF
 from probjax.objectives.reduce import mean
@@ -45,6 +44,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    check_count,
     floating,
     recipe,
     static,
@@ -142,7 +142,7 @@ class DrawnScoreMatching:
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
-        check_draws(self.num_draws)
+        check_count("num_draws", self.num_draws)
         if isinstance(self.scale, float) and not self.scale > 0:
             raise ValueError(f"scale must be positive, got {self.scale}")
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import binary, num_sites
-from probjax.connectivity.sites import check_num_states, letters
+from probjax.connectivity.sites import letters
 from probjax.potential import Potential
 from probjax.types import (
     Array,
@@ -26,6 +26,7 @@ from probjax.types import (
     Info,
     PRNGKeyArray,
     State,
+    check_count,
     recipe,
     static,
 )
@@ -62,7 +63,7 @@ class HeatBath:
     sites: Callable[[PRNGKeyArray, int], Array] = static(default=every_site)
 
     def __post_init__(self):
-        check_num_states(self.num_states)
+        check_count("num_states", self.num_states, least=2)
 
     def prepare(self, x: State) -> State:
         return (

@@ -26,6 +26,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
+    check_count,
     recipe,
     static,
 )
@@ -52,8 +53,7 @@ class Metropolis:
     num_moves: int = static(default=1)
 
     def __post_init__(self):
-        if self.num_moves < 1:
-            raise ValueError(f"num_moves must be at least 1, got {self.num_moves}")
+        check_count("num_moves", self.num_moves)
 
     def prepare(self, x: State) -> State:
         return self.connectivity.prepare(x)

@@ -23,6 +23,7 @@ from probjax.types import (
     PyTree,
     Sampler,
     State,
+    check_count,
 )
 
 
@@ -71,9 +72,7 @@ def sample(
         num_warmup: steps to take and forget before the first.
         thin: steps from one state that is kept to the next.
     """
-    x = _at_door(sampler, energy, params, x)
-    _check_counts(num_draws=num_draws, thin=thin)
-    _check_warmup(num_warmup)
+    x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
     return _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin)
 
 
@@ -94,28 +93,18 @@ def sample_mean(
     Args:
         statistic: a function of one state, module-level as an energy is.
     """
-    x = _at_door(sampler, energy, params, x)
-    _check_counts(num_draws=num_draws, thin=thin)
-    _check_warmup(num_warmup)
+    x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
     counts = (num_draws, num_warmup, thin)
     return _sample_mean(key, energy, params, x, statistic, sampler, *counts)
 
 
-def _at_door(sampler, energy, params, x):
+def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
+    check_count("num_draws", num_draws)
+    check_count("num_warmup", num_warmup, least=0)
+    check_count("thin", thin)
     x = sampler.prepare(as_data(x).x)
     check_energy(energy, params, jax.tree.map(lambda rows: rows[0], x))
     return x
-
-
-def _check_counts(**counts):
-    for name, count in counts.items():
-        if not (isinstance(count, int) and count >= 1):
-            raise ValueError(f"{name} must be an integer of at least 1, got {count}")
-
-
-def _check_warmup(num_warmup):
-    if not (isinstance(num_warmup, int) and num_warmup >= 0):
-        raise ValueError(f"num_warmup must be an integer from 0, got {num_warmup}")
 
 
 def move(

@@ -63,7 +63,7 @@ def test_energy_is_minus_fields_and_couplings_of_letters_or_one_hot(edges):
 
 @pytest.mark.parametrize("edges", [None, EDGES])
 def test_site_gaps_equal_the_generic_path(edges):
-    assert set(closed_forms(potts.energy)) == {"site_gaps"}
+    assert set(closed_forms(potts.energy)) == {"flip_gaps", "site_gaps", "site_gap"}
     params = model(1, edges=edges)
     generic = potential(plain_energy, params)
     closed = potential(potts.energy, params)
@@ -145,6 +145,7 @@ def test_two_letters_are_an_ising_model():
     pseudo = PseudoLikelihood(potts.energy)
     for mine, other in (
         (flow, MPF(ising.energy)),
+        (MPF(potts.energy), MPF(ising.energy)),
         (pseudo, PseudoLikelihood(ising.energy)),
     ):
         found = loss_of(mine, params, Data(x))
@@ -243,7 +244,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         potts.energy(params, jnp.zeros(4))
     with pytest.raises(ValueError, match="4 x 4 couplings for each of 3 pairs"):
         potts.energy(potts.Params(params.field, params.coupling[:2]), jnp.zeros(3))
-    with pytest.raises(ValueError, match="num_states must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="num_states must be .* of at least 2, got 1"):
         potts.init(key, 3, 1)
     with pytest.raises(ValueError, match="two different units of 0 to 2"):
         potts.init(key, 3, 4, edges=[(0, 3)])
@@ -256,3 +257,6 @@ def test_bad_input_is_refused_in_a_sentence(key):
     objective = MPF(potts.energy, connectivity=SiteChanges(3))
     with pytest.raises(ValueError, match="does not suit the energy"):
         fit(key, objective, params, jnp.zeros((5, 3)))
+    for rows in (jnp.zeros((5, 3)), jnp.eye(4)[jnp.zeros((5, 3), int)]):
+        with pytest.raises(ValueError, match="4 letters has no bits to flip"):
+            fit(key, PseudoLikelihood(potts.energy), params, rows)

@@ -138,7 +138,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
     run = partial(samplers.sample, key, ising.energy, params, num_draws=2)
     with pytest.raises(ValueError, match=r"0 and 1, got spins"):
         run(jnp.array([[-1, 1, 1]]), sampler=samplers.HeatBath())
-    with pytest.raises(ValueError, match="num_states must be at least 2"):
+    with pytest.raises(ValueError, match="num_states must be an integer of at least 2"):
         samplers.HeatBath(1)
     with pytest.raises(ValueError, match="masks over the 3 sites"):
         run(jnp.zeros((1, 3)), sampler=samplers.ColourGibbs(jnp.ones((2, 4))))

@@ -85,7 +85,7 @@ def test_new_parameters_starts_and_keys_compile_nothing_anew():
     [
         (dict(num_draws=0), "num_draws must be an integer of at least 1, got 0"),
         (dict(thin=0), "thin must be an integer of at least 1, got 0"),
-        (dict(num_warmup=-1), "num_warmup must be an integer from 0, got -1"),
+        (dict(num_warmup=-1), "num_warmup must be an integer of at least 0, got -1"),
         (dict(x=jnp.zeros((0, 4))), "data must not be empty"),
         (dict(x=jnp.zeros((2, 3))), "x must have the 4 units of params"),
     ],
