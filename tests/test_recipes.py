@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from small_models import random_ising
 
@@ -13,21 +14,28 @@ from probjax import (
     AllFlips,
     BallSteps,
     BitFlips,
+    ContrastiveDivergence,
     CubeSteps,
     Data,
     GaussianSteps,
     GroupL1,
     Joined,
     Listed,
+    MaximumLikelihood,
+    NodeLikelihood,
+    PersistentDivergence,
     Proposal,
     PseudoLikelihood,
     RandomFlips,
+    RatioMatching,
     ScoreMatching,
     ScoreMatchingBySteps,
     SiteChanges,
+    SlicedScoreMatching,
     charts,
     ising,
     potential,
+    samplers,
 )
 
 
@@ -60,7 +68,13 @@ OBJECTIVES = [
     MPF(ising.energy, exclude_data=True),
     MPF(ising.energy, connectivity=RandomFlips(3), exclude_data=True),
     PseudoLikelihood(ising.energy),
+    RatioMatching(ising.energy),
+    MaximumLikelihood(ising.energy),
+    ContrastiveDivergence(ising.energy, samplers.HeatBath()),
+    PersistentDivergence(ising.energy, samplers.Metropolis(RandomFlips(1)), 5),
+    NodeLikelihood(ising.energy, 2),
     ScoreMatching(ising.energy),
+    SlicedScoreMatching(ising.energy),
     ScoreMatchingBySteps(ising.energy, GaussianSteps(0.1)),
 ]
 SPARED = ising.couplings_only(random_ising(0, 4))
@@ -71,8 +85,18 @@ CHARTS = [
     charts.Frozen(random_ising(1, 4), FREE),
     charts.Positive(ising.Params(jnp.array([False, True, False, False]), False)),
 ]
+SAMPLERS = [
+    samplers.HeatBath(),
+    samplers.HeatBath(3, samplers.random_sites),
+    samplers.ColourGibbs(jnp.eye(4)),
+    samplers.Metropolis(BitFlips(), num_moves=3),
+    samplers.SwendsenWang(),
+    samplers.Wolff(),
+    samplers.Tempered(samplers.HeatBath(), jnp.array([1.0, 0.5, 0.2])),
+]
 CHARTS.append(charts.Composed((CHARTS[1], CHARTS[0])))
-RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *PENALTIES, *CHARTS, random_ising(0, 4)]
+RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *PENALTIES, *CHARTS, *SAMPLERS]
+RECIPES.append(random_ising(0, 4))
 
 
 def name(recipe):
@@ -153,6 +177,21 @@ def test_objective_keeps_its_contract(objective, dtype, x64, key):
         objective.reduce(parts, sums), whole, rtol=1e-5, atol=1e-6
     )
     chex.assert_shape(objective.rest(params, context.shared), ())
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=name)
+def test_sampler_keeps_its_contract(sampler, key):
+    """The state keeps its form, exposes x, and stays in its space."""
+    model = potential(ising.energy, random_ising(0, 4))
+    x = sampler.prepare(jnp.array([[0, 1, 1, 0], [1, 1, 0, 0]]))
+    start = jax.vmap(lambda x: sampler.init(key, model, x))(x)
+    chex.assert_trees_all_equal(start.x, x)
+    step = jax.jit(jax.vmap(sampler.step, (0, None, 0)))
+    state, info = step(jax.random.split(key), model, start)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
+    chex.assert_shape(info.accept, (2,))
+    assert jnp.all((info.accept >= 0) & (info.accept <= 1))
+    assert set(np.unique(state.x)) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=name)
