@@ -12,7 +12,7 @@ its own, states of neighbouring rungs i and j are exchanged with probability
 which leaves the product unchanged. Even steps try the pairs (0, 1), (2, 3), ..., odd
 ones (1, 2), (3, 4), ...: a state that has moved up is next tried further up, so it
 crosses the ladder in a time of the order of its length, and not of the square. The
-ladder is good if all `swap_rates` are alike, and not below about .2.
+ladder is good if all `swap_rates` are alike and none is small.
 
 Reference: Hukushima and Nemoto, J. Phys. Soc. Jpn. 65, 1604 (1996); Syed et al., JRSS B
 84, 321 (2022), for the alternation.

@@ -111,8 +111,8 @@ def test_swaps_leave_the_product_of_all_rungs_unchanged(ladder, x64, key):
     sampler = tempering.Tempered(Still(), jnp.array(betas))
     model = potential(ising.energy, params)
     step = jax.jit(jax.vmap(sampler.step, (0, None, None)))
-    # States that differ from rung to rung, the likelier ones where it is flatter.
-    numbers = np.argsort(-energies(params))[np.arange(rungs) % 2**size]
+    # States that differ from rung to rung, the likelier ones first: chances below 1.
+    numbers = np.argsort(energies(params))[np.arange(rungs) % 2**size]
     x = exact.states(size)[numbers]
     for odd in (False, True):
         matrix = swap_matrix(jnp.array(betas), energies(params), odd)
@@ -173,6 +173,10 @@ def test_every_sampler_may_be_tempered(inner, key):
     )
     found = np.bincount(codes(draws.x[:, 0]), minlength=16) / chains
     assert_drawn_from(found, probabilities(params, [1.0])[0], chains)
+    # What a sampler keeps of its state has been swapped with it.
+    replicas, model = draws.state.replicas, potential(ising.energy, params)
+    fresh = jax.vmap(jax.vmap(lambda x: inner.init(key, model, x)))(replicas.x)
+    chex.assert_trees_all_close(replicas, fresh, atol=1e-4)
 
 
 def test_tempering_weighs_two_deep_modes_that_a_heat_bath_alone_does_not_leave(key):
