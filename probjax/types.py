@@ -296,8 +296,8 @@ class Sampler(Protocol):
         ...
 
     def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any: ...
-    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Info]:
-        """The next state of the chain."""
+    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Any]:
+        """The next state of the chain, and an `Info` or a record with as much."""
         ...
 
 

@@ -126,7 +126,8 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
     pairs = _pair_matrix(params)
 
     def gap(x, unit):
-        return (2 * x[unit] - 1) * (params.bias[unit] + 2 * pairs[unit] @ x)
+        # In this order: under nested vmap the row times x is twice as slow.
+        return (2 * x[unit] - 1) * (params.bias[unit] + x @ (2 * pairs[unit]))
 
     return gap
 

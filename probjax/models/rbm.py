@@ -138,11 +138,18 @@ class BlockState(NamedTuple):
 
     x: Float[Array, " visible"]
     """The visible units."""
+    field: Float[Array, " hidden"]
+    """The fields that they make at the hidden ones, W'x + c."""
 
 
 @recipe
 class BlockGibbs:
-    """One step redraws all hidden units given the visible ones, and then those."""
+    """One step redraws all hidden units given the visible ones, and then those.
+
+    That is reversible at weight 1 of the energy. At weight w, as on the rungs of
+    `Tempered`, the marginal is no machine's, and the outcome x' is accepted with
+    probability min(1, exp((1 - w) (E(x') - E(x)))), which is then the right ratio.
+    """
 
     def prepare(self, x: State) -> State:
         return binary(x)
@@ -150,19 +157,29 @@ class BlockGibbs:
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlockState:
         if potential.energies != (energy,):
             raise ValueError("rbm.BlockGibbs is for rbm.energy alone")
-        return BlockState(x)
+        params = potential.args[0]
+        return BlockState(x, x @ params.weight + params.hidden_bias)
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: BlockState
     ) -> tuple[BlockState, Info]:
         weight, visible_bias, hidden_bias = potential.args[0]
-        up, down = jax.random.split(key)
+        up, down, accept_key = jax.random.split(key, 3)
         # In units of logistic noise a unit is on where its field exceeds the noise.
         noise = jax.random.logistic(up, hidden_bias.shape, hidden_bias.dtype)
-        hidden = (state.x @ weight + hidden_bias > noise).astype(weight.dtype)
+        hidden = (state.field > noise).astype(weight.dtype)
         noise = jax.random.logistic(down, visible_bias.shape, visible_bias.dtype)
         x = (weight @ hidden + visible_bias > noise).astype(state.x.dtype)
-        return BlockState(x), Info(jnp.ones((), weight.dtype))
+        there = BlockState(x, x @ weight + hidden_bias)
+        rise = _energy(visible_bias, there) - _energy(visible_bias, state)
+        log_chance = -jax.random.exponential(accept_key, (), rise.dtype)
+        accept = log_chance <= (1 - potential.weights[0]) * rise
+        state = jax.tree.map(lambda new, old: jnp.where(accept, new, old), there, state)
+        return state, Info(accept.astype(weight.dtype))
+
+
+def _energy(visible_bias, state):
+    return -(visible_bias @ state.x) - jnp.sum(jax.nn.softplus(state.field))
 
 
 def log_z(params: Params) -> Scalar:

@@ -17,7 +17,6 @@ from probjax.types import (
     Array,
     Data,
     Energy,
-    Info,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -32,7 +31,7 @@ class Draws(NamedTuple):
 
     x: State
     """States, leaves `(chain, draw, ...)`."""
-    info: Info
+    info: Any
     """What the steps told, leaves `(chain, draw)`: the mean over the steps between."""
     state: Any
     """The sampler's last states, leaves `(chain, ...)`; their `x` can start a run."""
@@ -47,7 +46,7 @@ class Means(NamedTuple):
     """Its standard error, from the scatter of the chains' own means; NaN for one."""
     variance: PyTree
     """The statistic's variance over all chains and draws."""
-    info: Info
+    info: Any
     """What the steps told, leaves `(chain,)`: the mean over all."""
     state: Any
     """The sampler's last states, leaves `(chain, ...)`."""
@@ -115,7 +114,7 @@ def move(
     *,
     num_steps: int,
     first: Array | int = 0,
-) -> tuple[Any, Info]:
+) -> tuple[Any, Any]:
     """Steps number `first` to `first + num_steps - 1` of a chain, and their mean info.
 
     `key` is the chain's: however steps are divided among calls, they are the same.

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampler_checks import assert_drawn_from, frequencies, site_matrix
+from sampler_checks import assert_drawn_from, codes, frequencies, site_matrix
 from small_models import cubic_energy, cubic_params, random_ising
 
-from probjax import exact, ising, potential, potts, rbm, samplers
+from probjax import Potential, exact, ising, potential, potts, rbm, samplers
 from probjax.types import closed_forms
 
 SIZE = 3
@@ -131,6 +131,36 @@ def test_block_gibbs_of_an_rbm_redraws_hidden_then_visible_units(x64):
     np.testing.assert_allclose(p @ sweep, p, rtol=1e-10)
     found = frequencies(rbm.BlockGibbs(), rbm.energy, params, x[5])
     assert_drawn_from(found, sweep[5])
+
+
+def test_block_gibbs_is_right_at_other_weights_too(x64):
+    """One step from the tempered marginal, of every state, leads back to it."""
+    keys = jax.random.split(jax.random.key(3), 3)
+    params = rbm.Params(
+        jax.random.normal(keys[0], (3, 2)),
+        jax.random.normal(keys[1], (3,)),
+        jax.random.normal(keys[2], (2,)),
+    )
+    model = Potential((rbm.energy,), (params,), jnp.array([0.4]))
+    states, count = exact.states(3), 20_000
+    p = jax.nn.softmax(-0.4 * jax.vmap(rbm.energy, (None, 0))(params, states))
+
+    @jax.jit
+    @jax.vmap
+    def step(key, x):
+        sampler = rbm.BlockGibbs()
+        return sampler.step(key, model, sampler.init(key, model, x))
+
+    x = jnp.repeat(states, count, axis=0)
+    state, info = step(jax.random.split(keys[0], len(x)), x)
+    np.testing.assert_allclose(
+        state.field, state.x @ params.weight + params.hidden_bias[None]
+    )
+    assert 0.5 < info.accept.mean() < 1
+    found = (
+        jnp.bincount(codes(state.x).astype(int), jnp.repeat(p, count), length=8) / count
+    )
+    assert jnp.all(jnp.abs(found - p) < 5 * jnp.sqrt(jnp.sum(p**2) / count / 4))
 
 
 def test_bad_input_is_refused_in_a_sentence(key):
