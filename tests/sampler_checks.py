@@ -9,7 +9,8 @@ from probjax import exact, samplers
 
 def codes(states, num_states=2):
     """The numbers of states, in the order of `exact.states`."""
-    return states @ (num_states ** jnp.arange(states.shape[-1])[::-1]).astype(float)
+    place = (num_states ** jnp.arange(states.shape[-1])[::-1]).astype(float)
+    return (states @ place).astype(int)
 
 
 def site_matrix(sampler, model, site, size, num_states):
@@ -18,7 +19,7 @@ def site_matrix(sampler, model, site, size, num_states):
     chances = jax.vmap(lambda x: sampler.conditional(model)(x, site))(states)
     matrix = np.zeros((len(states), len(states)))
     for letter in range(num_states):
-        there = codes(states.at[:, site].set(letter), num_states).astype(int)
+        there = codes(states.at[:, site].set(letter), num_states)
         matrix[np.arange(len(states)), there] = chances[:, letter]
     return matrix
 
@@ -35,7 +36,7 @@ def frequencies(sampler, energy, params, x, count=40_000, num_states=2, num_warm
         num_draws=1,
         num_warmup=num_warmup,
     )
-    numbers = codes(draws.x[:, 0], num_states).astype(int)
+    numbers = codes(draws.x[:, 0], num_states)
     return np.bincount(numbers, minlength=num_states ** len(x)) / count
 
 

@@ -37,6 +37,7 @@ from probjax import (
     potential,
     samplers,
 )
+from probjax.connectivity.flips import OneFlip
 
 
 def rotations(x):
@@ -57,6 +58,7 @@ CONNECTIVITIES = [
     AllFlips(),
     BitFlips(radius=2),
     RandomFlips(2),
+    OneFlip(2),
     CubeSteps(0.3),
     BallSteps(0.3),
     Listed(rotations),

@@ -25,6 +25,7 @@ from probjax.connectivity.general import generic_gaps, visited
 from probjax.potential import Potential
 from probjax.types import (
     Array,
+    ArrayLike,
     Gaps,
     Neighbours,
     PRNGKeyArray,
@@ -124,6 +125,26 @@ class RandomFlips:
             gap = potential.flip_gaps(x)[moves[:, 0]]
             return Gaps(gap, jnp.full_like(gap, 1 / self.num_draws))
         return generic_gaps(potential, x, self.states(x, moves))
+
+
+@recipe
+class OneFlip:
+    """The one state that differs from a binary state in a given bit."""
+
+    bit: ArrayLike
+
+    def prepare(self, x: State) -> State:
+        return binary(x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        return visited(_flipped(x, jnp.reshape(self.bit, (1, 1))))
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        gap = potential.flip_gap()(x, jnp.asarray(self.bit))[None]
+        return Gaps(gap, jnp.ones_like(gap))
 
 
 @recipe

@@ -2,8 +2,9 @@
 
 With gap = E(x) - E(x with unit n flipped), the loss of unit n is
 
-    RISE: mean exp(gap / 2)    logRISE: log mean exp(gap / 2)    logistic: mean
-    softplus(gap)
+    RISE: mean exp(gap / 2)
+    logRISE: log mean exp(gap / 2)
+    logistic: mean softplus(gap)
 
 over rows. A unit's loss involves its own couplings alone, so each unit is fitted on its
 own, all of them at once under `vmap`; a coupling comes out twice, once from either end,
@@ -20,77 +21,43 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from probjax.connectivity.flips import binary, num_sites
+from probjax.connectivity.flips import OneFlip, num_sites
 from probjax.data import as_data
 from probjax.fitting import Fit, fit
-from probjax.objectives.reduce import log_mean_exp, mean
-from probjax.potential import check_energy, potential
+from probjax.objectives.flow import MPF
+from probjax.objectives.gaps import GapObjective
+from probjax.objectives.local import log_conditionals
+from probjax.objectives.reduce import mean
 from probjax.types import (
     Array,
     ArrayLike,
-    Context,
     Data,
     Energy,
     Params,
     Penalty,
     PRNGKeyArray,
     PyTree,
-    Scalar,
-    State,
-    recipe,
-    static,
 )
 
 
-@recipe
-class NodeObjective:
-    """`reduce` over rows of `score` of the gap of one unit."""
-
-    energy: Energy = static()
-    node: ArrayLike
-    score: Callable[[Scalar], Scalar] = static()
-    reduce: Callable[[Array, Array], Scalar] = static()
-
-    def prepare(self, params: Params, data: Data) -> Data:
-        x = binary(data.x)
-        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], x))
-        return data._replace(x=x)
-
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return Context((), ())
-
-    def refresh(
-        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context:
-        return context
-
-    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        return self.score(
-            potential(self.energy, params).flip_gap()(x, jnp.asarray(self.node))
-        )
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
-
-
-def RISE(energy: Energy, node: ArrayLike) -> NodeObjective:
+def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
     """Mean over rows of exp(gap / 2) of one unit; overflows far from the minimum."""
-    return NodeObjective(energy, node, _exp_half, mean)
+    return GapObjective(energy, OneFlip(node), _rate, mean)
 
 
-def LogRISE(energy: Energy, node: ArrayLike) -> NodeObjective:
-    """Logarithm of the mean over rows of exp(gap / 2) of one unit."""
-    return NodeObjective(energy, node, _half, log_mean_exp)
+def LogRISE(energy: Energy, node: ArrayLike) -> GapObjective:
+    """Logarithm of the mean over rows of exp(gap / 2): the flow of one unit's flips."""
+    return MPF(energy, connectivity=OneFlip(node))
 
 
-def NodeLikelihood(energy: Energy, node: ArrayLike) -> NodeObjective:
+def NodeLikelihood(energy: Energy, node: ArrayLike) -> GapObjective:
     """Mean over rows of -log p(x_n | the other units) of one unit n."""
-    return NodeObjective(energy, node, jax.nn.softplus, mean)
+    return GapObjective(energy, OneFlip(node), log_conditionals, mean)
 
 
 def fit_nodes(
     key: PRNGKeyArray,
-    make: Callable[[Energy, Array], NodeObjective],
+    make: Callable[[Energy, Array], GapObjective],
     energy: Energy,
     params: Params,
     data: PyTree | Data,
@@ -137,9 +104,5 @@ def screening_strength(num_units: int, num_rows: float, *, constant: float) -> f
     return float(constant * jnp.sqrt(jnp.log(num_units**2 / 0.05) / num_rows))
 
 
-def _half(gap):
-    return gap / 2
-
-
-def _exp_half(gap):
-    return jnp.exp(gap / 2)
+def _rate(gaps):
+    return jnp.sum(gaps.weight * jnp.exp(gaps.gap / 2))

@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampler_checks import codes
 from small_models import plain_energy, random_ising
 
 from probjax import Potential, exact, ising, potential, samplers
@@ -20,11 +21,6 @@ def name(sampler):
 def weighted(params, weight):
     params = jax.tree.map(lambda leaf: leaf.astype(float), params)
     return Potential((ising.energy,), (params,), jnp.array([weight], float))
-
-
-def codes(states):
-    """The numbers of states, in the order of `exact.states`."""
-    return (states @ 2.0 ** jnp.arange(states.shape[-1])[::-1]).astype(int)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -157,9 +157,7 @@ def test_block_gibbs_is_right_at_other_weights_too(x64):
         state.field, state.x @ params.weight + params.hidden_bias[None]
     )
     assert 0.5 < info.accept.mean() < 1
-    found = (
-        jnp.bincount(codes(state.x).astype(int), jnp.repeat(p, count), length=8) / count
-    )
+    found = jnp.bincount(codes(state.x), jnp.repeat(p, count), length=8) / count
     assert jnp.all(jnp.abs(found - p) < 5 * jnp.sqrt(jnp.sum(p**2) / count / 4))
 
 

@@ -56,7 +56,7 @@ def matrix_of(connectivity, energy, params, num_states):
     states = exact.states(SIZE, num_states=num_states)
     energies = np.asarray(jax.vmap(energy, (None, 0))(params, states))
     near = jax.vmap(lambda x: connectivity.states(x, ()))(states)
-    there = np.asarray(codes(near.x, num_states).astype(int))
+    there = np.asarray(codes(near.x, num_states))
     propose = np.zeros((len(states), len(states)))
     rows = np.repeat(np.arange(len(states)), there.shape[1])
     np.add.at(propose, (rows, there.ravel()), np.asarray(near.weight).ravel())

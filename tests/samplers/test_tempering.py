@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampler_checks import assert_drawn_from, codes
 from small_models import random_ising
 
 from probjax import Potential, RandomFlips, exact, ising, potential, samplers
@@ -25,11 +26,6 @@ def name(sampler):
     return type(sampler).__name__
 
 
-def codes(states):
-    """The numbers of states, in the order of `exact.states`."""
-    return (states @ 2.0 ** jnp.arange(states.shape[-1])[::-1]).astype(int)
-
-
 def probabilities(params, betas):
     """p(x) on every rung, `(rung, state)`."""
     scaled = [jax.tree.map(lambda leaf, b=b: b * leaf, params) for b in betas]
@@ -40,11 +36,6 @@ def probabilities(params, betas):
 def energies(params):
     states = exact.states(len(params.bias))
     return np.asarray(jax.vmap(ising.energy, (None, 0))(params, states))
-
-
-def assert_drawn_from(found, expected, count):
-    error = np.sqrt(expected * (1 - expected) / count) + 1e-9
-    assert np.all(np.abs(found - expected) < 5 * error)
 
 
 class Where(NamedTuple):
