@@ -18,7 +18,7 @@ from probjax.connectivity import (
     SiteChanges,
 )
 from probjax.data import unique_rows
-from probjax.fitting import ConvergenceWarning, Fit, Progress, fit
+from probjax.fitting import ConvergenceWarning, Fit, Progress, fit, loss
 from probjax.models import ising, potts, rbm
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
@@ -45,6 +45,7 @@ from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
 from probjax.samplers import sample, sample_mean
 from probjax.types import Data, closed_form, recipe, static
+from probjax.validation import Validation, cross_validate
 
 __version__ = "0.1.0"
 
@@ -82,14 +83,17 @@ __all__ = [
     "ScoreMatchingBySteps",
     "SiteChanges",
     "SlicedScoreMatching",
+    "Validation",
     "charts",
     "closed_form",
+    "cross_validate",
     "exact",
     "fit",
     "fit_nodes",
     "fit_path",
     "flow",
     "ising",
+    "loss",
     "mean_field",
     "potential",
     "potts",

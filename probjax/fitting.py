@@ -11,6 +11,7 @@ and minibatches are dealt with here, once, for every objective.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import optax
 
 from probjax.data import as_data, num_rows
 from probjax.rounds import Plan, Progress, run_compiled, run_with_callback
-from probjax.rows import default_chunk_size
+from probjax.rows import default_chunk_size, loss_over_rows
 from probjax.types import (
     Array,
     Chart,
@@ -156,6 +157,37 @@ def fit(
         raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
     outcome = run_with_callback(plan, key, params, data, callback, callback_every)
     return _finish(plan, *outcome)
+
+
+def loss(
+    key: PRNGKeyArray,
+    objective: Objective,
+    params: Params,
+    data: PyTree | Data,
+    *,
+    chunk_size: int | None = None,
+) -> Scalar:
+    """The value of `objective` at `params`, as on data that were not fitted.
+
+    `key` is for what is random in the objective; `chunk_size` is as for `fit`.
+    """
+    data = _at_door(objective, params, data)
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size)
+    params, objective = _of_kind(float_dtype(params), (params, objective))
+    size = chunk_size or default_chunk_size(data)
+    return _loss(key, objective, params, data, chunk_size=size)
+
+
+@partial(jax.jit, static_argnames="chunk_size")
+def _loss(key, objective, params, data, *, chunk_size):
+    init_key, refresh_key = jax.random.split(key)
+    context = objective.init(init_key, params, data)
+    context = objective.refresh(refresh_key, params, data, context)
+    value, _ = loss_over_rows(
+        objective, params, data, context.rows, chunk_size=chunk_size
+    )
+    return value + objective.rest(params, context.shared)
 
 
 def _finish(plan, run, found):

@@ -23,6 +23,7 @@ from probjax.fitting import Progress, default_tolerance, fit
 from probjax.types import (
     Array,
     ArrayLike,
+    Chart,
     Data,
     Float,
     Objective,
@@ -66,6 +67,7 @@ def fit_path(
     data: PyTree | Data,
     *,
     penalty: Penalty,
+    chart: Chart | None = None,
     strengths: Float[ArrayLike, " n"] | None = None,
     num_strengths: int = 30,
     smallest: float = 1e-3,
@@ -83,6 +85,7 @@ def fit_path(
         params: where the first fit starts.
         penalty: a recipe with a `strength`, as `L1`; the strengths of the path replace
             its own, which is ignored.
+        chart: as for `fit`, with a penalty that is smooth.
         strengths: positive and falling. If None, `num_strengths` in geometric
             progression: from where all that is penalised just vanishes, found by a
             fit without it and `penalty.vanishing`, to `smallest` times as much.
@@ -103,6 +106,7 @@ def fit_path(
             start,
             data,
             penalty=_scaled(penalty, strength),
+            chart=chart,
             steps_per_round=steps_per_round,
             tolerance=_tolerance(start, strength) if tolerance is None else tolerance,
             chunk_size=chunk_size,

@@ -1,0 +1,80 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import LINEAR, counted_states
+
+from probjax import (
+    L2,
+    Data,
+    MaximumLikelihood,
+    PseudoLikelihood,
+    cross_validate,
+    exact,
+    fit,
+    ising,
+    loss,
+)
+from probjax.path import Path
+from probjax.validation import Validation, _deal
+
+SIZE = 5
+DATA = counted_states(SIZE)
+OBJECTIVE = PseudoLikelihood(ising.energy)
+STRENGTHS = [0.1, 0.01, 0.001]
+
+
+def start():
+    return ising.from_matrix(jnp.zeros((SIZE, SIZE)))
+
+
+def test_scores_are_losses_on_rows_left_out(x64, key):
+    score = MaximumLikelihood(ising.energy)
+    options = dict(penalty=L2(1.0), strengths=STRENGTHS, num_folds=3)
+    found = cross_validate(key, OBJECTIVE, start(), DATA, score=score, **options)
+    held = _deal(jax.random.split(key, 3)[0], DATA, 3)
+    np.testing.assert_array_equal(held.sum(0), DATA.weights)
+    for i, fold in enumerate(held):
+        rest = Data(DATA.x, DATA.weights - fold)
+        fitted = fit(key, OBJECTIVE, start(), rest, penalty=L2(0.01))
+        log_p = exact.log_probs(ising.energy, fitted.params, SIZE)
+        # `counted_states` lists states by their first bit fastest.
+        order = np.arange(2**SIZE).reshape((2,) * SIZE).transpose().ravel()
+        by_hand = -(fold @ np.asarray(log_p)[order]) / fold.sum()
+        np.testing.assert_allclose(found.scores[i, 1], by_hand, rtol=1e-6)
+    whole = fit(key, OBJECTIVE, start(), DATA, penalty=L2(0.01))
+    np.testing.assert_allclose(found.path.at(1).bias, whole.params.bias, atol=1e-6)
+
+
+def test_loss_is_that_of_a_fit(key):
+    fitted = fit(key, OBJECTIVE, start(), DATA)
+    again = loss(key, OBJECTIVE, fitted.params, DATA, chunk_size=7)
+    np.testing.assert_allclose(again, fitted.loss, rtol=1e-5)
+    assert loss(key, LINEAR, jnp.ones(2), jnp.array([[1.0, 2.0], [3.0, 5.0]])) == 5.5
+
+
+def test_copies_are_dealt_one_by_one_and_other_rows_whole(key):
+    counts = _deal(key, Data(np.ones((2, 1)), np.array([900.0, 0.0])), 3)
+    np.testing.assert_array_equal(counts, [[300, 0]] * 3)
+    wholes = _deal(key, Data(np.ones((6, 1)), np.full(6, 0.5)), 3)
+    np.testing.assert_array_equal(np.sort(wholes, 1), [[0, 0, 0, 0, 0.5, 0.5]] * 3)
+    np.testing.assert_array_equal(wholes.sum(0), np.full(6, 0.5))
+    plain = _deal(key, Data(np.ones((5, 1))), 2)
+    np.testing.assert_array_equal(plain.sum(0), np.ones(5))
+    assert sorted(plain.sum(1)) == [2, 3]
+
+
+def test_simplest_is_the_strongest_within_noise_of_the_best():
+    scores = jnp.array([[5.0, 2.2, 2.0, 3.0], [5.0, 1.9, 2.0, 3.0]])
+    path = Path(*[None] * 5)
+    found = Validation(jnp.array([4.0, 3.0, 2.0, 1.0]), scores, path)
+    assert (found.best, found.simplest) == (2, 1)
+
+
+def test_bad_folds_are_refused(key):
+    with pytest.raises(ValueError, match="num_folds must be an integer of at least 2"):
+        cross_validate(key, OBJECTIVE, start(), DATA, penalty=L2(1.0), num_folds=1)
+    with pytest.raises(ValueError, match="num_folds must not exceed the 3 rows, got 4"):
+        cross_validate(
+            key, OBJECTIVE, start(), DATA.x[:3], penalty=L2(1.0), num_folds=4
+        )
