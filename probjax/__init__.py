@@ -45,6 +45,7 @@ from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
 from probjax.samplers import sample, sample_mean
 from probjax.types import Data, closed_form, recipe, static
+from probjax.uncertainty import Uncertainty, uncertainty
 from probjax.validation import Validation, cross_validate
 
 __version__ = "0.1.0"
@@ -83,6 +84,7 @@ __all__ = [
     "ScoreMatchingBySteps",
     "SiteChanges",
     "SlicedScoreMatching",
+    "Uncertainty",
     "Validation",
     "charts",
     "closed_form",
@@ -107,5 +109,6 @@ __all__ = [
     "static",
     "storage",
     "tap",
+    "uncertainty",
     "unique_rows",
 ]

@@ -114,7 +114,7 @@ def fit(
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
         step allowed, NaN where none was taken.
     """
-    data = _at_door(objective, params, data)
+    data = at_door(objective, params, data)
     _check(
         optimizer,
         penalty,
@@ -132,7 +132,7 @@ def fit(
         )
     kind = float_dtype(params)
     # All numbers of one kind, so that knobs given otherwise are the same program.
-    params, objective, penalty, chart = _of_kind(
+    params, objective, penalty, chart = of_kind(
         kind, (params, objective, penalty, chart)
     )
     if chart is not None:
@@ -141,7 +141,7 @@ def fit(
         objective=objective,
         penalty=penalty,
         chart=chart,
-        tolerance=_of_kind(
+        tolerance=of_kind(
             kind, default_tolerance(params) if tolerance is None else tolerance
         ),
         optimizer=optimizer,
@@ -171,10 +171,10 @@ def loss(
 
     `key` is for what is random in the objective; `chunk_size` is as for `fit`.
     """
-    data = _at_door(objective, params, data)
+    data = at_door(objective, params, data)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
-    params, objective = _of_kind(float_dtype(params), (params, objective))
+    params, objective = of_kind(float_dtype(params), (params, objective))
     size = chunk_size or default_chunk_size(data)
     return _loss(key, objective, params, data, chunk_size=size)
 
@@ -239,7 +239,8 @@ def _shortfall(plan, run):
     )
 
 
-def _at_door(objective, params, data):
+def at_door(objective: Objective, params: Params, data: PyTree | Data) -> Data:
+    """`data` as the objective wants them, all checks passed."""
     data = as_data(data)
     if not jax.tree.leaves(params):
         raise ValueError("params must hold at least one array, got none")
@@ -248,7 +249,7 @@ def _at_door(objective, params, data):
             raise ValueError(f"params must be floating, got {jnp.result_type(leaf)}")
     if not holds(jnp.isfinite, params):
         raise ValueError("params must be finite, got NaN or infinity")
-    return _of_kind(float_dtype(params), objective.prepare(params, data))
+    return of_kind(float_dtype(params), objective.prepare(params, data))
 
 
 def default_tolerance(params: Params) -> float:
@@ -268,7 +269,7 @@ def _coordinates(chart, params):
     return chart.forward(params)
 
 
-def _of_kind(kind, tree):
+def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
     """`tree` with every floating number of dtype `kind`."""
 
     def convert(leaf):

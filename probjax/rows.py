@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from probjax.data import num_rows
 from probjax.types import (
+    Array,
     Data,
+    Float,
     Objective,
     Params,
     PyTree,
@@ -59,17 +61,26 @@ def loss_over_rows(
         return of_chunk(params, data.x, weights, context)
 
     def add(i, total):
-        # The last chunk reaches back over rows already counted, which weigh nothing.
-        start = jnp.minimum(i * size, count - size)
-        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        x, mine, rows = jax.tree.map(cut, (data.x, weights, context))
-        mine = jnp.where(start + jnp.arange(size) >= i * size, mine, 0)
+        (x, rows), mine = cut_chunk(i, size, (data.x, context), weights)
         value, gradient = of_chunk(params, x, mine, rows)
         return _merged(objective.reduce, total, (value, gradient, mine.sum()))
 
     nothing = jnp.zeros((), weights.dtype)
     total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
+
+
+def cut_chunk(
+    i: Array, size: int, rows: PyTree, weights: Float[Array, " row"]
+) -> tuple[PyTree, Float[Array, " chunk"]]:
+    """The i-th `size` of the rows, and their weights.
+
+    The last chunk reaches back over rows already counted, which then weigh nothing.
+    """
+    start = jnp.minimum(i * size, len(weights) - size)
+    cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+    mine = jnp.where(start + jnp.arange(size) >= i * size, cut(weights), 0)
+    return jax.tree.map(cut, rows), mine
 
 
 def _merged(reduce, first, second):

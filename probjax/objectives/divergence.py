@@ -21,6 +21,7 @@ introduction, "Contrastive Divergence", where the sum is over all states.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,7 @@ class ContrastiveDivergence:
     sampler: Sampler
     num_moves: int = static(default=1)
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+    minimised: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
@@ -93,6 +95,7 @@ class PersistentDivergence:
     num_particles: int = static()
     num_moves: int = static(default=1)
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+    minimised: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)

@@ -1,0 +1,154 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from small_models import counted_states, random_ising
+
+from probjax import (
+    L1,
+    L2,
+    MPF,
+    ContrastiveDivergence,
+    Data,
+    MaximumLikelihood,
+    PseudoLikelihood,
+    charts,
+    exact,
+    fit,
+    ising,
+    potts,
+    uncertainty,
+)
+from probjax.samplers import HeatBath
+
+SIZE = 4
+DATA = counted_states(SIZE)
+
+
+def flat(tree):
+    return np.asarray(ravel_pytree(tree)[0])
+
+
+def start():
+    return ising.from_matrix(jnp.zeros((SIZE, SIZE)))
+
+
+def test_likelihood_of_a_true_model_has_the_inverse_fisher_matrix(x64, key):
+    truth = random_ising(1, SIZE, scale=0.5)
+    states = exact.states(SIZE)
+    chances = jnp.exp(exact.log_probs(ising.energy, truth, SIZE))
+    data = Data(states, 1000 * chances)
+    objective = MaximumLikelihood(ising.energy)
+    found = uncertainty(objective, fit(key, objective, truth, data), data)
+    point, unravel = ravel_pytree(truth)
+    fisher = jax.hessian(lambda p: exact.log_z(ising.energy, unravel(p), SIZE))(point)
+    np.testing.assert_allclose(
+        found.covariance, np.linalg.inv(fisher) / 1000, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        flat(found.stderr), np.sqrt(np.diagonal(found.covariance)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "chart"),
+    [
+        (MPF(ising.energy), ising.centred(DATA)),
+        (PseudoLikelihood(ising.energy), None),
+        (MaximumLikelihood(ising.energy), None),
+    ],
+    ids=["MPF", "PL", "ML"],
+)
+def test_covariance_is_how_estimates_follow_the_counts(objective, chart, x64, key):
+    penalty = L2(0.05)
+
+    @partial(jax.vmap, in_axes=0)
+    def estimate(weights):
+        found = fit(
+            key,
+            objective,
+            start(),
+            Data(DATA.x, weights),
+            penalty=penalty,
+            chart=chart,
+            tolerance=1e-12,
+        )
+        return ravel_pytree(found.params)[0]
+
+    steps = 1e-3 * np.eye(len(DATA.weights))
+    follow = (estimate(DATA.weights + steps) - estimate(DATA.weights - steps)) / 2e-3
+    expected = (follow.T * DATA.weights[None]) @ follow
+    fitted = fit(key, objective, start(), DATA, penalty=penalty, chart=chart)
+    found = uncertainty(objective, fitted, DATA, penalty=penalty, chart=chart)
+    scale = np.sqrt(np.outer(np.diagonal(expected), np.diagonal(expected)))
+    np.testing.assert_allclose(found.covariance / scale, expected / scale, atol=1e-5)
+
+
+def test_weights_are_counts_and_chunks_change_nothing(x64, key):
+    objective = PseudoLikelihood(ising.energy)
+    rows = np.repeat(DATA.x, DATA.weights.astype(int), axis=0)
+    fitted = fit(key, objective, start(), rows)
+    repeated = uncertainty(objective, fitted, rows, chunk_size=300).stderr
+    counted = uncertainty(objective, fit(key, objective, start(), DATA), DATA).stderr
+    np.testing.assert_allclose(flat(repeated), flat(counted), rtol=1e-5)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say(key):
+    truth = random_ising(1, SIZE, scale=0.5)
+    objective = MPF(ising.energy)
+
+    @jax.jit
+    @partial(jax.vmap)
+    def trial(key):
+        data = exact.sample(key, ising.energy, truth, SIZE, num_draws=1000)
+        fitted = fit(key, objective, truth, data)
+        stderr = uncertainty(objective, fitted, data).stderr
+        return jax.tree.map(
+            lambda found, true, error: (found - true) / error,
+            fitted.params,
+            truth,
+            stderr,
+        )
+
+    found = trial(jax.random.split(key, 300))
+    z = np.concatenate([found.bias, found.coupling], axis=1)
+    # 300 trials of 10 entries that hang together in part: .013 is three sigma.
+    assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 0.015
+    assert abs(z.std() - 1) < 0.04
+
+
+def test_what_nothing_holds_has_no_finite_error(x64, key):
+    data = jax.random.randint(key, (200, 3), 0, 3)
+    objective = PseudoLikelihood(potts.energy, num_states=3)
+    fitted = fit(key, objective, potts.init(key, 3, 3), data)
+    found = uncertainty(objective, fitted, data)
+    assert np.isinf(flat(found.stderr)).all()
+    states = jnp.array([[0.0, 1.0, 2.0], [0.0, 2.0, 2.0]])
+
+    def gap(params):
+        first, second = jax.vmap(potts.energy, (None, 0))(params, states)
+        return first - second
+
+    assert 0.1 < found.of(gap) < 2
+
+
+def test_what_is_frozen_has_no_error(key):
+    objective = PseudoLikelihood(ising.energy)
+    free = ising.Params(jnp.zeros(SIZE, bool), jnp.ones(6, bool))
+    chart = charts.Frozen(start(), free)
+    fitted = fit(key, objective, start(), DATA, chart=chart)
+    stderr = uncertainty(objective, fitted, DATA, chart=chart).stderr
+    np.testing.assert_array_equal(stderr.bias, 0)
+    assert (stderr.coupling > 0.01).all()
+
+
+def test_estimates_without_a_curvature_are_refused(key):
+    objective = ContrastiveDivergence(ising.energy, HeatBath())
+    fitted = fit(key, PseudoLikelihood(ising.energy), start(), DATA)
+    with pytest.raises(ValueError, match="ContrastiveDivergence is no loss that is"):
+        uncertainty(objective, fitted, DATA)
+    with pytest.raises(ValueError, match="not smooth leaves no error bars"):
+        uncertainty(MPF(ising.energy), fitted, DATA, penalty=L1(0.1))
