@@ -4,11 +4,12 @@ A model is one function, `energy(params, x)`, of one state; p(x) is proportional
 exp(-energy). Everything else here works on any such function.
 """
 
-from probjax import charts, exact, samplers, storage
+from probjax import annealing, charts, exact, goodness, samplers, storage
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
     BitFlips,
+    BlockChanges,
     CubeSteps,
     GaussianSteps,
     Joined,
@@ -18,13 +19,26 @@ from probjax.connectivity import (
     SiteChanges,
 )
 from probjax.data import unique_rows
-from probjax.fitting import ConvergenceWarning, Fit, Progress, fit, loss
+from probjax.fitting import (
+    ConvergenceWarning,
+    Fit,
+    Progress,
+    UnboundedWarning,
+    fit,
+    loss,
+)
 from probjax.models import ising, potts, rbm
 from probjax.objectives.closed import mean_field, tap
+from probjax.objectives.contraction import MinimumKLContraction
+from probjax.objectives.contrast import NoiseContrast
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.local import PseudoLikelihood, RatioMatching
+from probjax.objectives.local import (
+    ContinuousPseudoLikelihood,
+    PseudoLikelihood,
+    RatioMatching,
+)
 from probjax.objectives.nodes import (
     RISE,
     LogRISE,
@@ -40,6 +54,7 @@ from probjax.objectives.score import (
     ScoreMatchingBySteps,
     SlicedScoreMatching,
 )
+from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import progress_bar
@@ -54,6 +69,8 @@ __all__ = [
     "AllFlips",
     "BallSteps",
     "BitFlips",
+    "BlockChanges",
+    "ContinuousPseudoLikelihood",
     "ContrastiveDivergence",
     "ConvergenceWarning",
     "CubeSteps",
@@ -70,7 +87,10 @@ __all__ = [
     "LogRISE",
     "MPF",
     "MaximumLikelihood",
+    "MinimumKLContraction",
+    "MinimumVelocity",
     "NodeLikelihood",
+    "NoiseContrast",
     "Path",
     "PersistentDivergence",
     "Potential",
@@ -84,8 +104,10 @@ __all__ = [
     "ScoreMatchingBySteps",
     "SiteChanges",
     "SlicedScoreMatching",
+    "UnboundedWarning",
     "Uncertainty",
     "Validation",
+    "annealing",
     "charts",
     "closed_form",
     "cross_validate",
@@ -94,6 +116,7 @@ __all__ = [
     "fit_nodes",
     "fit_path",
     "flow",
+    "goodness",
     "ising",
     "loss",
     "mean_field",

@@ -15,16 +15,45 @@ def as_data(data: PyTree | Data) -> Data:
     data = data if isinstance(data, Data) else Data(data)
     x = jax.tree.map(jnp.asarray, data.x)
     rows = _count_rows(x)
+    weights, mask = data.weights, data.mask
+    if weights is not None:
+        weights = _checked_weights(weights, rows)
+    if mask is not None:
+        mask = _checked_mask(mask, x)
+        x = jax.tree.map(_covered, x, mask)
     if not holds(jnp.isfinite, x):
-        raise ValueError("data must be finite, got NaN or infinity")
-    if data.weights is None:
-        return Data(x)
-    return Data(x, _checked_weights(data.weights, rows))
+        missing = "" if mask is not None else "; say what is missing by Data(x, mask=)"
+        raise ValueError(f"data must be finite, got NaN or infinity{missing}")
+    return Data(x, weights, mask)
 
 
 def num_rows(data: Data) -> int:
     """How many rows there are."""
     return len(jax.tree.leaves(data.x)[0])
+
+
+def refuse_mask(data: Data, why: str) -> None:
+    """Refuse data with missing entries, saying `why`."""
+    if data.mask is not None:
+        raise ValueError(
+            f"{why}: leave out rows with missing entries, or fit PseudoLikelihood or "
+            "MPF, which compare states that differ in observed entries"
+        )
+
+
+def mean_of_observed(data: Data) -> PyTree:
+    """The weighted mean over rows of every entry, where it was observed."""
+    weights = data.weights
+
+    def mean(x, seen):
+        shape = (len(x), *(1,) * (x.ndim - 1))
+        each = 1 if weights is None else weights.reshape(shape)
+        counts = jnp.where(seen, each, 0)
+        return jnp.sum(counts * x, axis=0) / jnp.sum(counts, axis=0)
+
+    if data.mask is None:
+        return jax.tree.map(lambda x: jnp.average(x, 0, weights), data.x)
+    return jax.tree.map(mean, data.x, data.mask)
 
 
 def unique_rows(data: ArrayLike | Data) -> Data:
@@ -37,6 +66,7 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     [2.0, 1.0]
     """
     data = as_data(data)
+    refuse_mask(data, "rows that are known in part cannot be told to be alike")
     if not isinstance(data.x, jax.Array):
         raise ValueError("unique_rows needs data of one array, got a tree")
     rows = np.asarray(data.x)
@@ -71,6 +101,35 @@ def _checked_weights(weights, rows):
     if not holds(jnp.any, weights):
         raise ValueError("weights must not all be zero")
     return weights
+
+
+def _checked_mask(mask, x):
+    mask = jax.tree.map(jnp.asarray, mask)
+    shapes, mine = jax.tree.map(jnp.shape, x), jax.tree.map(jnp.shape, mask)
+    if jax.tree.flatten(shapes) != jax.tree.flatten(mine):
+        raise ValueError(f"mask must be shaped like data, {shapes}, got {mine}")
+    for leaf in jax.tree.leaves(mask):
+        if leaf.dtype != bool:
+            raise ValueError(
+                f"mask must be of booleans, True where observed, got {leaf.dtype}"
+            )
+    if not holds(_is_seen, mask):
+        raise ValueError(
+            "mask must leave every entry observed in some row, as nothing can be "
+            "learned of one that never was"
+        )
+    return mask
+
+
+def _is_seen(mask):
+    return jnp.any(mask, axis=0)
+
+
+def _covered(x, mask):
+    """`x` with what an entry is in the first row that has it, where a row has not."""
+    first = jnp.argmax(mask, axis=0)
+    value = jnp.take_along_axis(x, first[None], axis=0)
+    return jnp.where(mask, x, value)
 
 
 def _is_weight(value):

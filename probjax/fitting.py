@@ -35,6 +35,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     check_count,
+    closed_forms,
     float_dtype,
     holds,
     is_concrete,
@@ -84,8 +85,9 @@ def fit(
     """Minimise `objective` over `data`, starting from `params`.
 
     By default L-BFGS descends until `gradient_norm` is below `tolerance`, and begins
-    anew in every round. Such a fit warns in words if its only round ends short of that;
-    any fit does if its loss is not finite in the end.
+    anew in every round. Such a fit warns in words if its only round ends short of that,
+    or if the data leave parameters of a known model without a finite estimate; any fit
+    does if its loss is not finite in the end.
 
     Args:
         data: rows, or a `Data` of rows with weights.
@@ -130,6 +132,8 @@ def fit(
         raise ValueError(
             f"batch_size must be from 1 to the {num_rows(data)} rows, got {batch_size}"
         )
+    if penalty is None and optimizer is None and stop is None:
+        _warn_of_unbounded(objective, params, data)
     kind = float_dtype(params)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, objective, penalty, chart = of_kind(
@@ -217,6 +221,21 @@ def _finish(plan, run, found):
 
 class ConvergenceWarning(UserWarning):
     """A fit ended before its gradient was small."""
+
+
+class UnboundedWarning(UserWarning):
+    """Some parameters have no finite estimate: where they end says nothing."""
+
+
+def _warn_of_unbounded(objective, params, data):
+    # An objective need not have an energy; one that has may have more to say.
+    told = closed_forms(getattr(objective, "energy", fit)).get("unbounded")
+    if told is not None and is_concrete((params, data)):
+        with jax.ensure_compile_time_eval():
+            trouble = told(params, data)
+        if trouble:
+            advice = "add a penalty, as penalty=L2(1e-4)"
+            warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=3)
 
 
 def _shortfall(plan, run):

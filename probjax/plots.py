@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from probjax.goodness import Comparison
 from probjax.types import ArrayLike
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
@@ -34,6 +35,23 @@ def agreement(
         label=label,
     )
     ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def comparison(comparison: Comparison, *, ax: Any = None) -> Any:
+    """Observed against expected means, with standard errors and line of equality."""
+    ax = agreement(comparison.expected, comparison.observed, ax=ax)
+    ax.errorbar(
+        np.ravel(comparison.expected),
+        np.ravel(comparison.observed),
+        np.ravel(comparison.stderr),
+        fmt="none",
+        ecolor=BLUE,
+        elinewidth=0.8,
+        alpha=0.4,
+    )
+    ax.set_xlabel("expected")
+    ax.set_ylabel("observed")
     return ax
 
 

@@ -143,7 +143,7 @@ def _flip_gaps(energy, params, x):
     def flipped(bit):
         return energy(params, unravel(flat.at[bit].set(1 - flat[bit])))
 
-    return energy(params, x) - _for_each(flipped, flat.size)
+    return energy(params, x) - for_each(flipped, flat.size)
 
 
 def _mirror_gap(energy, params, x):
@@ -170,11 +170,11 @@ def _site_gaps(energy, params, x, *, num_states):
         site, letter = number // num_states, number % num_states
         return energy(params, unravel(flat.at[site].set(letter.astype(flat.dtype))))
 
-    others = _for_each(changed, flat.size * num_states)
+    others = for_each(changed, flat.size * num_states)
     return energy(params, x) - others.reshape(flat.size, num_states)
 
 
-def _for_each(function, count):
+def for_each(function: Callable[[Array], Array], count: int) -> Array:
     """`function` of 0 to `count` - 1.
 
     All at once if they are few; else a few at a time, with nothing kept for the

@@ -165,7 +165,8 @@ def _begin_round(plan, key, run, params, data):
         context = refresh(data, run.context)
     else:
         mine = take(run.context.rows, batches.hand)
-        new = refresh(Data(take(data.x, batches.hand)), run.context._replace(rows=mine))
+        hand = Data(take(data.x, batches.hand), mask=take(data.mask, batches.hand))
+        new = refresh(hand, run.context._replace(rows=mine))
         rows = put(run.context.rows, batches.hand, new.rows)
         context = Context(rows, new.shared)
     return run._replace(

@@ -18,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 __all__ = [
     "Array",
     "ArrayLike",
+    "Base",
+    "Bool",
     "Chart",
     "Connectivity",
     "Context",
@@ -124,8 +126,11 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     For sweeps over the sites, two are functions of `params` alone that return one of
     `(x, n)`, so that what depends on `params` is computed once:
     `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
+    `unbounded(params, data)` says in words what in the data leaves parameters without a
+    finite estimate, "" if nothing is seen to.
     """
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
+    known |= {"unbounded"}
     if unknown := set(forms) - known:
         raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
 
@@ -200,6 +205,9 @@ class Data(NamedTuple):
     """The states, with a leading axis of rows."""
     weights: Float[Array, " row"] | None = None
     """How much each row counts; None for equally."""
+    mask: PyTree = None
+    """Which entries were observed, booleans shaped like `x`; None for all. Whatever
+    stands in `x` where one was not makes no difference: see `probjax.missing`."""
 
 
 class Context(NamedTuple):
@@ -291,14 +299,27 @@ class Sampler(Protocol):
     those have moved, `init` anew.
     """
 
-    def prepare(self, x: State) -> State:
-        """Refuse starts it is not made for; otherwise `x` as floating arrays."""
+    def prepare(self, potential: Any, x: State) -> State:
+        """Refuse a model or starts it is not made for; else `x` as floating arrays."""
         ...
 
     def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any: ...
     def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Any]:
         """The next state of the chain, and an `Info` or a record with as much."""
         ...
+
+
+class Base(Protocol):
+    """A distribution p(x) = exp(-energy(x) - log_z) that can be drawn from."""
+
+    @property
+    def log_z(self) -> Scalar: ...
+    def prepare(self, x: State) -> State:
+        """Refuse rows it is no distribution of; otherwise `x` as floating arrays."""
+        ...
+
+    def sample(self, key: PRNGKeyArray) -> State: ...
+    def energy(self, x: State) -> Scalar: ...
 
 
 class Penalty(Protocol):

@@ -233,8 +233,10 @@ def test_bits_of_any_kind_become_floats(kind):
 def test_other_values_are_refused():
     with pytest.raises(ValueError, match=r"0 and 1, got spins.*ising\.bits"):
         binary(jnp.array([[-1, 1]]))
-    with pytest.raises(ValueError, match="0 and 1, got others"):
+    with pytest.raises(ValueError, match="0 and 1, got other whole.* SiteChanges"):
         BitFlips().prepare(jnp.array([[0, 2]]))
+    with pytest.raises(ValueError, match="continuous states use ScoreMatching"):
+        BitFlips().prepare(jnp.array([[0.5, 2]]))
     with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)
     with pytest.raises(ValueError, match="num_draws must be an integer of at least 1"):

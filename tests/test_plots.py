@@ -6,6 +6,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
 from probjax import plots  # noqa: E402
+from probjax.goodness import Comparison  # noqa: E402
 
 
 def test_agreement_draws_every_entry_on_the_axes_given():
@@ -15,6 +16,21 @@ def test_agreement_draws_every_entry_on_the_axes_given():
     drawn = ax.collections[0].get_offsets()
     np.testing.assert_array_equal(drawn, np.stack([truth.ravel(), np.ones(4)], axis=1))
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 3])
+    pyplot.close()
+
+
+def test_comparison_draws_a_bar_of_one_standard_error_each_way():
+    _, ax = pyplot.subplots()
+    observed, expected = np.array([0.2, 0.5]), np.array([0.3, 0.4])
+    stderr = np.array([0.1, 0.05])
+    found = Comparison(observed, expected, stderr, (observed - expected) / stderr)
+    assert plots.comparison(found, ax=ax) is ax
+    points, bars = ax.collections
+    drawn = points.get_offsets()
+    np.testing.assert_array_equal(drawn, np.stack([expected, observed], axis=1))
+    ends = np.stack([observed - stderr, observed + stderr], axis=1)
+    np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ends)
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.2, 0.5])
     pyplot.close()
 
 

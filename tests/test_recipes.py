@@ -14,6 +14,8 @@ from probjax import (
     AllFlips,
     BallSteps,
     BitFlips,
+    BlockChanges,
+    ContinuousPseudoLikelihood,
     ContrastiveDivergence,
     CubeSteps,
     Data,
@@ -22,7 +24,10 @@ from probjax import (
     Joined,
     Listed,
     MaximumLikelihood,
+    MinimumKLContraction,
+    MinimumVelocity,
     NodeLikelihood,
+    NoiseContrast,
     PersistentDivergence,
     Proposal,
     PseudoLikelihood,
@@ -32,6 +37,7 @@ from probjax import (
     ScoreMatchingBySteps,
     SiteChanges,
     SlicedScoreMatching,
+    annealing,
     charts,
     ising,
     potential,
@@ -59,6 +65,8 @@ CONNECTIVITIES = [
     BitFlips(radius=2),
     RandomFlips(2),
     OneFlip(2),
+    BlockChanges(((0, 2), (1,), (3, 1, 2))),
+    BlockChanges(((0, 1), (0, 2), (2, 3))),
     CubeSteps(0.3),
     BallSteps(0.3),
     Listed(rotations),
@@ -75,10 +83,17 @@ OBJECTIVES = [
     ContrastiveDivergence(ising.energy, samplers.HeatBath()),
     PersistentDivergence(ising.energy, samplers.Metropolis(RandomFlips(1)), 5),
     NodeLikelihood(ising.energy, 2),
+    MinimumKLContraction(ising.energy, blocks=((0, 1), (2, 3))),
+    NoiseContrast(ising.energy, annealing.Bernoulli(4, 0.3), num_noise=2),
+]
+CONTINUOUS = [
     ScoreMatching(ising.energy),
     SlicedScoreMatching(ising.energy),
     ScoreMatchingBySteps(ising.energy, GaussianSteps(0.1)),
+    MinimumVelocity(ising.energy, jnp.array([1.0, 2, 0.5, 1])),
+    ContinuousPseudoLikelihood(ising.energy, lower=-5.0, upper=5.0, num_points=4),
 ]
+BASES = [annealing.Bernoulli(4), annealing.Gaussian(4, 0.5, jnp.ones(4))]
 SPARED = ising.couplings_only(random_ising(0, 4))
 PENALTIES = [L1(1), L2(0.5), GroupL1(2), L1(1.0, weights=SPARED)]
 FREE = ising.Params(True, jnp.array([True, False, True, True, False, True]))
@@ -97,7 +112,8 @@ SAMPLERS = [
     samplers.Tempered(samplers.HeatBath(), jnp.array([1.0, 0.5, 0.2])),
 ]
 CHARTS.append(charts.Composed((CHARTS[1], CHARTS[0])))
-RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *PENALTIES, *CHARTS, *SAMPLERS]
+RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *CONTINUOUS, *PENALTIES, *CHARTS, *SAMPLERS]
+RECIPES += BASES
 RECIPES.append(random_ising(0, 4))
 
 
@@ -146,6 +162,10 @@ def test_connectivity_keeps_its_contract(connectivity, dtype, x64, key):
     chex.assert_trees_all_close(gaps.weight, neighbours.weight)
 
 
+def _bits(key, shape):
+    return jax.random.bernoulli(key, 0.5, shape)
+
+
 @jax.jit
 def evaluated(objective, key, params, data):
     context = objective.init(key, params, data)
@@ -155,10 +175,13 @@ def evaluated(objective, key, params, data):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=name)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, *CONTINUOUS], ids=name)
 def test_objective_keeps_its_contract(objective, dtype, x64, key):
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), random_ising(0, 4))
-    data = Data(jax.random.bernoulli(key, 0.5, (7, 4)).astype(dtype))
+    if isinstance(objective, NoiseContrast):
+        params = objective.start(params)
+    draw = jax.random.normal if objective in CONTINUOUS else _bits
+    data = Data(draw(key, (7, 4)).astype(dtype))
     data = objective.prepare(params, data)
     context, again, rows = evaluated(objective, key, params, data)
     chex.assert_trees_all_equal_shapes_and_dtypes(context, again)
@@ -185,7 +208,7 @@ def test_objective_keeps_its_contract(objective, dtype, x64, key):
 def test_sampler_keeps_its_contract(sampler, key):
     """The state keeps its form, exposes x, and stays in its space."""
     model = potential(ising.energy, random_ising(0, 4))
-    x = sampler.prepare(jnp.array([[0, 1, 1, 0], [1, 1, 0, 0]]))
+    x = sampler.prepare(model, jnp.array([[0, 1, 1, 0], [1, 1, 0, 0]]))
     start = jax.vmap(lambda x: sampler.init(key, model, x))(x)
     chex.assert_trees_all_equal(start.x, x)
     step = jax.jit(jax.vmap(sampler.step, (0, None, 0)))

@@ -13,6 +13,8 @@ Reference: thesis, "Choosing the Connectivity Function g", "Sampling the Connect
 Function g_ij" and "Continuous State Spaces".
 """
 
+from probjax.connectivity.blocks import BlockChanges as BlockChanges
+from probjax.connectivity.blocks import pairs as pairs
 from probjax.connectivity.flips import AllFlips as AllFlips
 from probjax.connectivity.flips import BitFlips as BitFlips
 from probjax.connectivity.flips import RandomFlips as RandomFlips

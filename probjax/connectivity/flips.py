@@ -15,6 +15,7 @@ function for an Ising model".
 from functools import cache
 from itertools import combinations
 from math import comb
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from probjax.types import (
     check_count,
     floating,
     holds,
+    is_whole,
     recipe,
     static,
 )
@@ -47,6 +49,7 @@ class BitFlips:
     """
 
     radius: int = static(default=1)
+    num_states: ClassVar[int] = 2
 
     def __post_init__(self):
         check_count("radius", self.radius)
@@ -89,6 +92,7 @@ class RandomFlips:
 
     num_draws: int = static()
     num_bits: int = static(default=1)
+    num_states: ClassVar[int] = 2
 
     def __post_init__(self):
         check_count("num_draws", self.num_draws)
@@ -132,6 +136,7 @@ class OneFlip:
     """The one state that differs from a binary state in a given bit."""
 
     bit: ArrayLike
+    num_states: ClassVar[int] = 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
@@ -154,6 +159,8 @@ class AllFlips:
     Joined to `BitFlips` it lets the flow see the far side of the state space, which
     matters where activity is sparse.
     """
+
+    num_states: ClassVar[int] = 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
@@ -180,14 +187,27 @@ def binary(x: State) -> State:
 
     Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
     """
-    if not holds(_is_bit, x):
-        spins = holds(is_spin, x)
-        hint = "spins of -1 and 1: convert them with ising.bits" if spins else "others"
-        raise ValueError(f"a binary connectivity needs data of 0 and 1, got {hint}")
+    if not holds(is_bit, x):
+        raise ValueError(
+            f"a binary connectivity needs data of 0 and 1, got {_not_bits(x)}"
+        )
     return jax.tree.map(floating, x)
 
 
-def _is_bit(value):
+def _not_bits(x):
+    """What `x` holds in place of bits, and what to do about it."""
+    if holds(is_spin, x):
+        return "spins of -1 and 1: convert them with ising.bits"
+    if holds(is_whole, x):
+        return "other whole numbers: for letters use SiteChanges(num_states)"
+    return (
+        "numbers that are not whole: for continuous states use ScoreMatching, or MPF "
+        "with connectivity=GaussianSteps(size)"
+    )
+
+
+def is_bit(value: Array) -> Array:
+    """Whether each value is 0 or 1."""
     return (value == 0) | (value == 1)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.connectivity.flips import binary, is_spin
-from probjax.data import as_data
+from probjax.data import as_data, mean_of_observed
 from probjax.types import (
     Array,
     ArrayLike,
@@ -132,7 +132,46 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
     return gap
 
 
-@closed_form(flip_gaps=flip_gaps, mirror_gap=mirror_gap, flip_gap=flip_gap)
+def unbounded(params: Params, data: Data) -> str:
+    """Which pairs never take one of their four joint states, in words; "" if none.
+
+    The likelihood and its kin then rise for ever as a coupling (or a bias, where a unit
+    never changes) goes to infinity.
+    """
+    counts = _joint_counts(data)
+    first, second = pair_indices(len(params.bias), params.edges)
+    missing = np.asarray(counts)[:, first, second] == 0
+    pairs = np.flatnonzero(missing.any(0))
+    if not pairs.size:
+        return ""
+    worst = pairs[0]
+    state = ("both on", "on and off", "off and on", "both off")
+    seen = state[int(np.argmax(missing[:, worst]))]
+    return (
+        f"{pairs.size} of {len(first)} pairs of units lack one of their four joint "
+        f"states (units {first[worst]} and {second[worst]} are never {seen}), so their "
+        "couplings have no finite estimate"
+    )
+
+
+@jax.jit
+def _joint_counts(data):
+    """The weight of rows with two units on, on and off, off and on, and off."""
+    weights = jnp.ones(len(data.x)) if data.weights is None else data.weights
+    seen = jnp.ones(data.x.shape) if data.mask is None else data.mask.astype(float)
+    on, off = data.x * seen, (1 - data.x) * seen
+    # Whether a row has weight matters, and not how much: sums stay exact.
+    has = (weights > 0).astype(on.dtype)[:, None]
+    pairs = ((on, on), (on, off), (off, on), (off, off))
+    return jnp.stack([(has * one).T @ other for one, other in pairs])
+
+
+@closed_form(
+    flip_gaps=flip_gaps,
+    mirror_gap=mirror_gap,
+    flip_gap=flip_gap,
+    unbounded=unbounded,
+)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     """The energy x'Jx of one state of 0s and 1s."""
     _check_size(params, x)
@@ -242,7 +281,7 @@ def centred(data: ArrayLike | Data) -> Centred:
     """
     data = as_data(data)
     x = binary(data.x)
-    mean = jnp.average(x, axis=0, weights=data.weights)
+    mean = mean_of_observed(data._replace(x=x))
     total = len(x) if data.weights is None else data.weights.sum()
     return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / total)))
 

@@ -151,7 +151,7 @@ class BlockGibbs:
     probability min(1, exp((1 - w) (E(x') - E(x)))), which is then the right ratio.
     """
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlockState:

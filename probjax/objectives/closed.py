@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.connectivity.flips import binary
-from probjax.data import as_data
+from probjax.data import as_data, refuse_mask
 from probjax.models import ising
 from probjax.types import Array, ArrayLike, Data, Float, holds
 
@@ -59,6 +59,7 @@ def _susceptibility(data: ArrayLike | Data, damping: float) -> tuple[Array, Arra
     if damping < 0:
         raise ValueError(f"damping must not be negative, got {damping}")
     data = as_data(data)
+    refuse_mask(data, "mean field needs the covariance of complete rows")
     x = binary(data.x)
     mean = jnp.average(x, axis=0, weights=data.weights)
     if not holds(_varies, mean):

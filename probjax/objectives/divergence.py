@@ -26,7 +26,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from probjax.data import num_rows
+from probjax.data import num_rows, refuse_mask
 from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, potential
 from probjax.samplers.run import move
@@ -42,6 +42,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    floating,
     recipe,
     static,
 )
@@ -124,10 +125,11 @@ class PersistentDivergence:
 
 
 def _prepare(objective, params, data):
-    data = data._replace(x=objective.sampler.prepare(data.x))
-    first = jax.tree.map(lambda rows: rows[0], data.x)
+    refuse_mask(data, "contrastive divergence compares energies of complete rows")
+    first = jax.tree.map(lambda rows: floating(rows[0]), data.x)
     check_energy(objective.energy, params, first)
-    return data
+    model = potential(objective.energy, params)
+    return data._replace(x=objective.sampler.prepare(model, data.x))
 
 
 def _moved(objective, keys, params, x):

@@ -16,6 +16,7 @@ import jax
 from probjax import exact
 from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
+from probjax.data import refuse_mask
 from probjax.objectives.reduce import mean
 from probjax.potential import check_energy
 from probjax.types import (
@@ -58,6 +59,7 @@ class MaximumLikelihood:
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
+        refuse_mask(data, "the likelihood is of complete rows")
         if self.log_z is not None:
             x = jax.tree.map(floating, data.x)
         elif self.num_states == 2:

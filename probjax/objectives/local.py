@@ -7,7 +7,10 @@ given all others. With gap_na = E(x) - E(x with site n set to a),
 
 which for two states is softplus(gap_n): the logistic loss on the same gaps whose
 exponential is the probability flow. All conditionals share the parameters of one
-energy, hence symmetric or joint pseudolikelihood.
+energy, hence symmetric or joint pseudolikelihood. For continuous states the sum over
+letters is an integral over a line, taken by quadrature:
+
+    -log p(x_n | rest) = log integral of exp(E(x) - E(x with x_n = u)) du.
 
 Reference: Besag (1975); thesis, introduction, "Pseudolikelihood".
 """
@@ -16,9 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from probjax.connectivity import BitFlips, SiteChanges
+from probjax.connectivity.grid import SiteGrid
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.reduce import log_sum_exp, mean
-from probjax.types import Energy, Gaps, Scalar
+from probjax.types import ArrayLike, Energy, Gaps, Scalar
 
 
 def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
@@ -29,6 +33,23 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
     """
     sites = BitFlips() if num_states == 2 else SiteChanges(num_states)
     return GapObjective(energy, sites, log_conditionals, mean)
+
+
+def ContinuousPseudoLikelihood(
+    energy: Energy, *, lower: ArrayLike, upper: ArrayLike, num_points: int = 64
+) -> GapObjective:
+    """Mean over rows of -sum_n log p(x_n | the other sites), for continuous states.
+
+    Every site of every row takes `num_points` evaluations of the energy.
+
+    Args:
+        lower: where conditional densities begin, for all sites or for each; beyond the
+            bounds they must be negligible, or the sites confined.
+        upper: where they end.
+        num_points: nodes of the quadrature, close enough to resolve them.
+    """
+    grid = SiteGrid(lower, upper, num_points)
+    return GapObjective(energy, grid, log_densities, mean)
 
 
 def RatioMatching(energy: Energy) -> GapObjective:
@@ -50,3 +71,8 @@ def log_conditionals(gaps: Gaps) -> Scalar:
         return jnp.sum(gaps.weight * jax.nn.softplus(gaps.gap))
     others = jax.vmap(log_sum_exp)(gaps.gap, gaps.weight)
     return jnp.sum(jax.nn.softplus(others))
+
+
+def log_densities(gaps: Gaps) -> Scalar:
+    """-sum_n log p(x_n | rest) of one state from the gaps along each of its sites."""
+    return jnp.sum(jax.vmap(log_sum_exp)(gaps.gap, gaps.weight))

@@ -30,8 +30,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity import Steps
-from probjax.data import num_rows
+from probjax.connectivity.flips import is_bit, is_spin
+from probjax.data import num_rows, refuse_mask
 from probjax.objectives.flow import MPF
+from probjax.objectives.gaps import Kept
 from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, potential
 from probjax.types import (
@@ -46,6 +48,8 @@ from probjax.types import (
     State,
     check_count,
     floating,
+    holds,
+    is_concrete,
     recipe,
     static,
 )
@@ -63,6 +67,12 @@ class ScoreMatching:
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
+        refuse_mask(data, "score matching needs the slopes at complete rows")
+        if is_concrete(data.x) and (holds(is_bit, data.x) or holds(is_spin, data.x)):
+            raise ValueError(
+                "score matching takes derivatives in x, for continuous states, but the "
+                "data are binary: use MPF, PseudoLikelihood or RatioMatching"
+            )
         data = data._replace(x=jax.tree.map(floating, data.x))
         check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
         return data
@@ -115,7 +125,8 @@ class ScoreMatchingBySteps:
         return self._flow().refresh(key, params, data, context)
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        gaps = self.steps.gaps(potential(self.energy, params), x, context)
+        moves = Kept(*context).moves
+        gaps = self.steps.gaps(potential(self.energy, params), x, moves)
         # K - 1 of one row, without the 1 that would swallow its digits.
         excess = jnp.sum(gaps.weight * jnp.expm1(gaps.gap / 2))
         return 4 / self.steps.moment(x) * excess

@@ -55,7 +55,7 @@ class Bonds(NamedTuple):
 class SwendsenWang:
     """Every cluster turns or not by a coin of its own. A step costs O(bonds)."""
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> ClusterState:
@@ -77,7 +77,7 @@ class Wolff:
     Large clusters are chosen more often and always turn; small ones change slowly.
     """
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> ClusterState:

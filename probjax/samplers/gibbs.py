@@ -22,11 +22,13 @@ from probjax.connectivity.sites import letters
 from probjax.potential import Potential
 from probjax.types import (
     Array,
+    Bool,
     Float,
     Info,
     PRNGKeyArray,
     State,
     check_count,
+    is_concrete,
     recipe,
     static,
 )
@@ -65,7 +67,7 @@ class HeatBath:
     def __post_init__(self):
         check_count("num_states", self.num_states, least=2)
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return (
             binary(x)
             if self.num_states == 2
@@ -76,8 +78,14 @@ class HeatBath:
         return GibbsState(x)
 
     def step(
-        self, key: PRNGKeyArray, potential: Potential, state: GibbsState
+        self,
+        key: PRNGKeyArray,
+        potential: Potential,
+        state: GibbsState,
+        *,
+        held: Bool[Array, " site"] | None = None,
     ) -> tuple[GibbsState, Info]:
+        """One sweep; sites that are `held` keep their letters."""
         flat, unravel = ravel_pytree(state.x)
         order_key, chance_key = jax.random.split(key)
         sites = self.sites(order_key, flat.size)
@@ -88,6 +96,8 @@ class HeatBath:
             site, chance = visit
             below = jnp.cumsum(conditional(unravel(flat), site))[:-1]
             letter = jnp.sum(chance >= below).astype(flat.dtype)
+            if held is not None:
+                letter = jnp.where(held[site], flat[site], letter)
             return flat.at[site].set(letter), None
 
         flat, _ = jax.lax.scan(redraw, flat, (sites, chances))
@@ -118,14 +128,23 @@ class ColourGibbs:
 
     colours: Float[Array, "colour site"]
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         count = num_sites(x)
         if np.shape(self.colours)[1:] != (count,):
             raise ValueError(
                 f"colours must be masks over the {count} sites of a state, got shape "
                 f"{np.shape(self.colours)}"
             )
-        return binary(x)
+        x = binary(x)
+        if is_concrete((self.colours, potential, x)):
+            with jax.ensure_compile_time_eval():
+                apart = bool(_are_apart(self.colours, potential, x))
+            if not apart:
+                raise ValueError(
+                    "bits of one colour must not interact, but the energy couples "
+                    "some: make colours from the edges of the model, or use HeatBath"
+                )
+        return x
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> GibbsState:
         return GibbsState(x)
@@ -143,6 +162,28 @@ class ColourGibbs:
 
         flat, _ = jax.lax.scan(redraw, flat, (self.colours, chances))
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
+
+
+@jax.jit
+def _are_apart(colours, potential, x):
+    """Whether flips of half of a colour leave the gaps of the other half alone.
+
+    Tried for eight halves of each colour, at the first state.
+    """
+    first = jax.tree.map(lambda rows: rows[0], x)
+    flat, unravel = ravel_pytree(first)
+    before = potential.flip_gaps(first)
+
+    def test(key, mask):
+        half = jax.random.bernoulli(key, shape=flat.shape)
+        moved = (mask > 0) & half
+        after = potential.flip_gaps(unravel(jnp.where(moved, 1 - flat, flat)))
+        rounding = 1e-3 * (1 + jnp.abs(before))
+        near = jnp.abs(after - before) < rounding
+        return jnp.all(near | ~((mask > 0) & ~half))
+
+    keys = jax.random.split(jax.random.key(0), (len(colours), 8))
+    return jnp.all(jax.vmap(jax.vmap(test, (0, None)))(keys, colours))
 
 
 def colours(

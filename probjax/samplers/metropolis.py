@@ -55,7 +55,7 @@ class Metropolis:
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return self.connectivity.prepare(x)
 
     def init(

@@ -23,6 +23,7 @@ from probjax.types import (
     Sampler,
     State,
     check_count,
+    floating,
 )
 
 
@@ -101,9 +102,9 @@ def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
     check_count("num_draws", num_draws)
     check_count("num_warmup", num_warmup, least=0)
     check_count("thin", thin)
-    x = sampler.prepare(as_data(x).x)
-    check_energy(energy, params, jax.tree.map(lambda rows: rows[0], x))
-    return x
+    x = as_data(x).x
+    check_energy(energy, params, jax.tree.map(lambda rows: floating(rows[0]), x))
+    return sampler.prepare(potential(energy, params), x)
 
 
 def move(

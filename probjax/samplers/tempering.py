@@ -72,10 +72,10 @@ class Tempered:
     sampler: Sampler
     betas: Float[Array, " rung"]
 
-    def prepare(self, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         if is_concrete(self.betas):
             _check_ladder(np.asarray(self.betas))
-        return self.sampler.prepare(x)
+        return self.sampler.prepare(potential, x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> TemperedState:
         def start(key, beta):

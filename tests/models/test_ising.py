@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 from small_models import plain_energy, random_ising
 
-from probjax import Data, exact, ising, potential
+from probjax import (
+    L2,
+    Data,
+    PseudoLikelihood,
+    UnboundedWarning,
+    exact,
+    fit,
+    ising,
+    potential,
+)
 from probjax.types import closed_forms
 
 SIZE = 6
@@ -44,7 +53,8 @@ def pairs():
 def test_closed_forms_equal_the_generic_path(scale):
     params = random_ising(3, SIZE, scale=scale)
     closed, generic = potential(ising.energy, params), potential(plain_energy, params)
-    assert set(closed_forms(ising.energy)) == {"flip_gaps", "mirror_gap", "flip_gap"}
+    forms = {"flip_gaps", "mirror_gap", "flip_gap", "unbounded"}
+    assert set(closed_forms(ising.energy)) == forms
     assert not closed_forms(plain_energy)
     for name in ("flip_gaps", "mirror_gap"):
         left = jax.vmap(getattr(closed, name))(states())
@@ -169,3 +179,36 @@ def test_bad_input_is_refused_in_a_sentence(key):
         ising.bits(jnp.array([0.0, 1.0]))
     with pytest.raises(ValueError, match=r"3 units of params, got shape \(4,\)"):
         ising.energy(random_ising(0, 3), jnp.zeros(4))
+
+
+def test_pairs_that_lack_a_joint_state_are_told():
+    data = exact.states(3)
+    params = ising.init(jax.random.key(0), 3)
+    assert ising.unbounded(params, Data(data)) == ""
+    never_on = data[(data[:, 0] == 0) | (data[:, 2] == 0)]
+    told = ising.unbounded(params, Data(never_on))
+    assert told.startswith("1 of 3 pairs of units lack one of their four joint states")
+    assert "(units 0 and 2 are never both on)" in told
+    weights = ((data[:, 1] == 1) | (data[:, 2] == 0)).astype(float)
+    told = ising.unbounded(params, Data(data, weights))
+    assert "(units 1 and 2 are never off and on)" in told
+    chain = ising.init(jax.random.key(0), 3, edges=[(0, 1), (1, 2)])
+    assert ising.unbounded(chain, Data(never_on)) == ""
+    # What was not observed was not seen.
+    mask = np.ones(data.shape, bool)
+    mask[-1] = [True, True, False]
+    mask[5] = [True, False, False]
+    assert "0 and 2 are never both on" in ising.unbounded(
+        params, Data(data, None, jnp.asarray(mask))
+    )
+
+
+def test_fit_warns_of_what_has_no_finite_estimate_and_regularises(key):
+    data = exact.states(3)
+    never_on = data[(data[:, 0] == 0) | (data[:, 2] == 0)]
+    objective = PseudoLikelihood(ising.energy)
+    start = ising.init(key, 3)
+    with pytest.warns(UnboundedWarning, match="no finite estimate: add a penalty"):
+        free = fit(key, objective, start, never_on)
+    held = fit(key, objective, start, never_on, penalty=L2(1e-3))
+    assert free.params.coupling[1] > 2 * held.params.coupling[1] > 1

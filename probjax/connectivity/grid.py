@@ -1,0 +1,97 @@
+"""Continuous states: one site moved along a grid, for its conditional density.
+
+    integral of exp(-E(x with x_n = u)) du = sum_k w_k exp(-E(x with x_n = u_k)),
+
+u_k and w_k the nodes and weights of Gauss and Legendre between two bounds. These are no
+neighbours to exchange probability with, but what a site might have been: the
+pseudolikelihood of continuous states is made of them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.general import visited
+from probjax.potential import Potential, for_each
+from probjax.types import (
+    ArrayLike,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    State,
+    check_count,
+    floating,
+    is_concrete,
+    recipe,
+    static,
+)
+
+
+@recipe
+class SiteGrid:
+    """Every state with one site at a node between `lower` and `upper`.
+
+    They are listed by site and then by node, and weigh what the node does. The bounds
+    are one number for all sites, or one for each.
+    """
+
+    lower: ArrayLike
+    upper: ArrayLike
+    num_points: int = static(default=64)
+
+    def __post_init__(self):
+        check_count("num_points", self.num_points, least=2)
+        bounds = (self.lower, self.upper)
+        if is_concrete(bounds) and not np.all(np.less(*bounds)):
+            raise ValueError(
+                f"lower must be below upper, got {self.lower} and {self.upper}"
+            )
+
+    def prepare(self, x: State) -> State:
+        x = jax.tree.map(floating, x)
+        if is_concrete((x, self)):
+            with jax.ensure_compile_time_eval():
+                rows = np.asarray(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
+            inside = (np.asarray(self.lower) <= rows) & (rows <= np.asarray(self.upper))
+            if not inside.all():
+                raise ValueError(
+                    "data must lie between lower and upper, where conditionals are "
+                    f"integrated, got {rows[~inside][0]}"
+                )
+        return x
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
+        return ()
+
+    def states(self, x: State, moves: tuple) -> Neighbours:
+        flat, unravel = ravel_pytree(x)
+        nodes, weights = self._nodes(flat)
+        place = jax.vmap(lambda site, value: unravel(flat.at[site].set(value)))
+        sites = jnp.repeat(jnp.arange(flat.size), self.num_points)
+        near = visited(place(sites, nodes.ravel()))
+        return near._replace(weight=weights.ravel())
+
+    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
+        flat, unravel = ravel_pytree(x)
+        nodes, weights = self._nodes(flat)
+
+        def moved(number):
+            site, node = number // self.num_points, number % self.num_points
+            return potential(unravel(flat.at[site].set(nodes[site, node])))
+
+        energies = for_each(moved, flat.size * self.num_points)
+        return Gaps(potential(x) - energies.reshape(nodes.shape), weights)
+
+    def _nodes(self, flat):
+        """Where each site is moved to, and the weights, of shape `(site, node)`."""
+        points, weights = np.polynomial.legendre.leggauss(self.num_points)
+        lower, upper = (
+            jnp.broadcast_to(jnp.asarray(bound, flat.dtype), flat.shape)[:, None]
+            for bound in (self.lower, self.upper)
+        )
+        half = (upper - lower) / 2
+        points, weights = (
+            jnp.asarray(values, flat.dtype)[None] for values in (points, weights)
+        )
+        return lower + half * (1 + points), half * weights

@@ -1,0 +1,109 @@
+"""Noise-contrastive estimation: tell the data from noise of a known density.
+
+With n draws y of a base q for every row x, and the log ratio of model to noise
+
+    r(x) = -E(x) - log Z - log q(x) - log n,
+
+the loss is that of the logistic regression that tells them apart,
+
+    mean over rows of softplus(-r(x)) + sum_y softplus(r(y)).
+
+Nothing makes exp(-E) / Z sum to one but the data, so log Z is a parameter like the
+others, and comes out as the partition function. The nearer the noise is to the data,
+and the more of it, the less is lost against maximum likelihood, which is the limit of
+endless noise.
+
+Reference: Gutmann and Hyvarinen, JMLR 13, 307 (2012).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.data import num_rows, refuse_mask
+from probjax.objectives.reduce import mean
+from probjax.potential import check_energy
+from probjax.types import (
+    Array,
+    Base,
+    Context,
+    Data,
+    Energy,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    Scalar,
+    State,
+    check_count,
+    float_dtype,
+    recipe,
+    static,
+)
+
+
+class Normalised(NamedTuple):
+    """Parameters of an energy, with the logarithm of its partition function."""
+
+    params: Params
+    """What the energy takes."""
+    log_z: Scalar
+    """Learned with them."""
+
+
+@recipe
+class NoiseContrast:
+    """The data against `num_noise` draws of `base` for every row.
+
+    It is fitted in `Normalised` parameters, begun with `start(params)`. The noise, a
+    row's context, is drawn anew at every refresh and fixed in between, so that the
+    loss is a function to be minimised.
+    """
+
+    energy: Energy = static()
+    base: Base
+    num_noise: int = static(default=1)
+    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+
+    def __post_init__(self):
+        check_count("num_noise", self.num_noise)
+
+    def start(self, params: Params) -> Normalised:
+        """`params` with the log Z of the base, to begin a fit at."""
+        log_z = jnp.asarray(self.base.log_z, float_dtype(params))
+        return Normalised(params, log_z)
+
+    def prepare(self, params: Normalised, data: Data) -> Data:
+        refuse_mask(data, "noise contrast compares densities of complete rows")
+        if not isinstance(params, Normalised):
+            raise ValueError(
+                "noise contrast learns log Z too: start from objective.start(params)"
+            )
+        data = data._replace(x=self.base.prepare(data.x))
+        first = jax.tree.map(lambda rows: rows[0], data.x)
+        check_energy(self.energy, params.params, first)
+        return data
+
+    def init(self, key: PRNGKeyArray, params: Normalised, data: Data) -> Context:
+        return self.refresh(key, params, data, Context((), ()))
+
+    def refresh(
+        self, key: PRNGKeyArray, params: Normalised, data: Data, context: Context
+    ) -> Context:
+        keys = jax.random.split(key, (num_rows(data), self.num_noise))
+        noise = jax.vmap(jax.vmap(self.base.sample))(keys)
+        like = jax.tree.map(lambda y, x: y.astype(x.dtype), noise, data.x)
+        return Context(like, ())
+
+    def row(self, params: Normalised, x: State, context: State) -> Scalar:
+        def log_ratio(x):
+            density = -self.energy(params.params, x) - params.log_z
+            noise = -self.base.energy(x) - self.base.log_z
+            return density - noise - jnp.log(self.num_noise)
+
+        noise = jax.vmap(log_ratio)(context)
+        return jax.nn.softplus(-log_ratio(x)) + jnp.sum(jax.nn.softplus(noise))
+
+    def rest(self, params: Normalised, shared: PyTree) -> Scalar:
+        return jnp.zeros(())

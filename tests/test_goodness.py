@@ -1,0 +1,250 @@
+from functools import partial
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+from small_models import random_ising
+
+from probjax import Data, exact, goodness, ising, sample, samplers
+from probjax.goodness import Comparison, compare, population_count, third_moments
+
+SIZE = 5
+TRUTH = random_ising(0, SIZE, scale=0.5)
+STATES = np.asarray(exact.states(SIZE))
+
+
+def counted(energy, params):
+    return Data(STATES, np.exp(exact.log_probs(energy, params, SIZE)))
+
+
+EXACT = counted(ising.energy, TRUTH)
+DATA = exact.sample(jax.random.key(0), ising.energy, TRUTH, SIZE, num_draws=700)
+DRAWS = exact.sample(jax.random.key(1), ising.energy, TRUTH, SIZE, num_draws=900)
+DRAWS = DRAWS.reshape(3, 300, SIZE)
+
+
+def powers(scale, x):
+    """Any statistic with arguments, of a shape of its own."""
+    return jnp.stack([x * scale, x[::-1] ** 2 + scale])
+
+
+def triple(centre, x):
+    y = x - centre
+    i, j, k = goodness.triples(SIZE).T
+    return y[i] * y[j] * y[k]
+
+
+def by_hand(values, drawn):
+    """The definition in NumPy, from values `(row, ...)` and `(chain, draw, ...)`."""
+    observed, expected = values.mean(0), drawn.mean((0, 1))
+    of_row = (values.var(0, ddof=1) + drawn.var((0, 1))) / 2
+    noise = drawn.mean(1).var(0, ddof=1) / len(drawn)
+    stderr = np.sqrt(of_row / len(values) + noise)
+    return Comparison(observed, expected, stderr, (observed - expected) / stderr)
+
+
+def assert_same(found, expected, rtol=1e-4):
+    for name in Comparison._fields:
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        atol = 1e-3 if name == "z" else 1e-6
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=name)
+
+
+def test_comparison_is_its_definition_in_more_rows_than_a_chunk_holds():
+    scale = np.arange(1.0, SIZE + 1)
+
+    def values(x):
+        x = np.asarray(x, float)
+        return np.stack([x * scale, x[..., ::-1] ** 2 + scale], axis=-2)
+
+    assert len(DATA) > 2 * goodness.CHUNK
+    found = compare(Partial(powers, scale), DATA, DRAWS)
+    assert_same(found, by_hand(values(DATA), values(DRAWS)))
+
+
+def test_third_moments_are_those_of_all_triples_about_the_means_of_the_data():
+    centre = np.asarray(DATA, float).mean(0)
+
+    def values(x):
+        y = np.asarray(x, float) - centre
+        return np.stack(
+            [np.prod(y[..., list(t)], -1) for t in combinations(range(SIZE), 3)], -1
+        )
+
+    found = third_moments(DATA, DRAWS)
+    assert_same(found, by_hand(values(DATA), values(DRAWS)), rtol=1e-3)
+    assert_same(found, compare(Partial(triple, centre), DATA, DRAWS), rtol=1e-3)
+
+
+def test_population_count_is_a_histogram_of_sums():
+    def values(x):
+        return np.asarray(x).sum(-1)[..., None] == np.arange(SIZE + 1.0)
+
+    found = population_count(DATA.astype(bool), DRAWS)
+    with np.errstate(invalid="ignore"):
+        expected = by_hand(values(DATA).astype(float), values(DRAWS).astype(float))
+    assert_same(found, expected._replace(z=np.nan_to_num(expected.z)))
+    np.testing.assert_allclose(found.observed.sum(), 1, rtol=1e-6)
+
+
+def test_weights_of_data_are_counts():
+    rows, counts = DATA[:350], np.arange(350) % 5
+    weighted = Data(rows, counts)
+    repeated = jnp.repeat(rows, counts, axis=0)
+    assert_same(third_moments(weighted, DRAWS), third_moments(repeated, DRAWS), 1e-3)
+
+
+def test_weights_of_the_model_are_probabilities_without_noise():
+    p, x = np.asarray(EXACT.weights, float), STATES.astype(float)
+    found = compare(Partial(powers, 1.0), DATA, EXACT)
+    values, seen = x[:, ::-1] ** 2 + 1, np.asarray(DATA, float)[:, ::-1] ** 2 + 1
+    expected = p @ values
+    of_row = (p @ (values - expected) ** 2 + seen.var(0, ddof=1)) / 2
+    np.testing.assert_allclose(found.expected[1], expected, rtol=1e-5)
+    np.testing.assert_allclose(found.stderr[1] ** 2, of_row / len(DATA), rtol=1e-4)
+
+
+def test_statistics_far_from_zero_keep_their_digits():
+    found = compare(Partial(shifted, 3e4), DATA, DRAWS)
+    near = compare(Partial(shifted, 0.0), DATA, DRAWS)
+    np.testing.assert_allclose(found.stderr, near.stderr, rtol=0.02)
+
+
+def shifted(shift, x):
+    return x + shift
+
+
+def test_what_was_never_seen_has_no_z_and_what_only_one_has_seen_is_finite():
+    """Rows without a 1 in the last two sites, and a model that may have one there."""
+    data = DATA.at[:, 3:].set(0)
+    draws = DRAWS.at[..., 4].set(0)
+    found = population_count(data, draws)
+    assert found.stderr[SIZE] == found.z[SIZE] == 0
+    assert jnp.isfinite(found.z).all()
+    found = third_moments(data, draws)
+    unseen = np.any(goodness.triples(SIZE) == 4, axis=1)
+    np.testing.assert_array_equal(found.z == 0, unseen)
+    assert jnp.isfinite(found.z).all()
+    found = compare(jnp.asarray, data, draws)
+    assert found.observed[3] == 0
+    assert 3 < -found.z[3] < 100
+    apart = compare(jnp.asarray, jnp.ones_like(data), jnp.zeros_like(draws))
+    assert jnp.all(apart.z == jnp.inf)
+
+
+def test_constants_that_differ_by_rounding_are_equal():
+    """A unit that is always on, by counts and by probabilities that sum to 1 nearly."""
+    data = DATA.at[:, 0].set(1)
+    model = EXACT._replace(x=np.where(np.arange(SIZE) == 0, 1, STATES))
+    found = compare(Partial(shifted, 0.1), data, model)
+    assert found.z[0] == 0
+    assert jnp.abs(found.z[1:]).min() > 0
+
+
+@jax.jit
+def z_scores(model):
+    """(set, entry), by name, of 200 sets of independent rows of the truth."""
+
+    def one(key):
+        x = exact.sample(key, ising.energy, TRUTH, SIZE, num_draws=4000)
+        return {
+            "third moments": third_moments(x, model).z,
+            "population count": population_count(x, model).z,
+        }
+
+    return jax.lax.map(one, jax.random.split(jax.random.key(5), 200))
+
+
+def test_rows_of_the_model_have_z_of_unit_variance():
+    """Entries of a set are correlated, so the error is from the scatter of the sets."""
+    for name, z in z_scores(EXACT).items():
+        squares = (z**2).mean(1)
+        error = squares.std() / np.sqrt(len(squares))
+        assert abs(squares.mean() - 1) < 4 * error, name
+        assert error < 0.06
+
+
+def test_model_without_couplings_is_caught():
+    """By every set, though it has the means of the units."""
+    means = EXACT.weights @ STATES
+    independent = ising.from_matrix(jnp.diag(jnp.log(1 / means - 1)))
+    for name, z in z_scores(counted(ising.energy, independent)).items():
+        assert (z**2).mean(1).min() > 3, name
+
+
+def test_noise_of_correlated_chains_is_honest():
+    """Against endless data of the truth, where sweeps seldom turn all units over.
+
+    Draws that are taken for independent have much less noise than they show.
+    """
+    together = 0.35 * (jnp.ones((SIZE, SIZE)) - jnp.eye(SIZE))
+    params = ising.from_spins(together, jnp.linspace(-0.1, 0.2, SIZE))
+    data = counted(ising.energy, params)
+    data = data._replace(weights=1e9 * data.weights)
+    num_chains, num_draws = 20, 50
+
+    def one(key):
+        first, second = jax.random.split(key)
+        x = exact.sample(first, ising.energy, params, SIZE, num_draws=num_chains)
+        draws = sample(
+            second,
+            ising.energy,
+            params,
+            x,
+            sampler=samplers.HeatBath(),
+            num_draws=num_draws,
+        ).x
+        alone = draws.reshape(-1, 1, SIZE)
+        return [compare(jnp.asarray, data, each).z for each in (draws, alone)]
+
+    keys = jax.random.split(jax.random.key(7), 500)
+    honest, naive = jax.jit(partial(jax.lax.map, one))(keys)
+    squares = (honest**2).mean(1)
+    # Of Student's t with one degree of freedom less than there are chains.
+    variance = (num_chains - 1) / (num_chains - 3)
+    assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(len(squares))
+    assert (naive**2).mean() > 3
+
+
+def test_verdict_names_the_entry_that_differs_most():
+    z = np.zeros(10)
+    z[[2, 6]] = 3.5, -6.24
+    found = Comparison(z, z, z, z)
+    assert found.describe(goodness.triples(5)) == (
+        "2 of 10 entries differ by more than 3 standard errors (0.027 by chance), "
+        "the largest by 6.2 at (1, 2, 3)"
+    )
+    grid = Comparison(*[z.reshape(2, 5)] * 4)
+    assert grid.describe(threshold=5).endswith("the largest by 6.2 at (1, 1)")
+    assert grid.describe(threshold=5).startswith("1 of 10")
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (DATA[:1], DRAWS, "at least two rows, got 1"),
+        (EXACT, DRAWS, r"at least two rows, got [\d.]+: their weights are counts"),
+        (DATA, DRAWS[:1], r"at least two chains, got shape \(1, 300, 5\)"),
+        (DATA, DRAWS[0, 0], r"at least two chains, got shape \(5,\)"),
+        (DATA, DRAWS[0], r"states like the data's, of shape \(5,\), got \(\)"),
+        (DATA, DRAWS[..., 1:], r"of shape \(5,\), got \(4,\)"),
+        (Data(DATA, mask=DATA > -1), DRAWS, "data must be complete"),
+        (DATA, Data(DATA), "probabilities as weights, got a sum of 0"),
+        (DATA, Data(STATES, np.ones(32)), "probabilities as weights, got a sum of 32"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(data, model, message):
+    with pytest.raises(ValueError, match=message):
+        compare(jnp.sum, data, model)
+
+
+def test_data_of_the_wrong_kind_are_refused():
+    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+        population_count(2 * DATA - 1, DRAWS)
+    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+        population_count(DATA, 2 * DRAWS - 1)
+    with pytest.raises(ValueError, match=r"at least 3 sites, got shape \(700, 2\)"):
+        third_moments(DATA[:, :2], DRAWS[..., :2])

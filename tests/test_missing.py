@@ -1,0 +1,180 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import counted_states, random_ising
+
+from probjax import (
+    MPF,
+    RISE,
+    AllFlips,
+    BitFlips,
+    ContrastiveDivergence,
+    Data,
+    GaussianSteps,
+    Joined,
+    MaximumLikelihood,
+    NoiseContrast,
+    PseudoLikelihood,
+    ScoreMatching,
+    SiteChanges,
+    exact,
+    fit,
+    fit_nodes,
+    ising,
+    mean_field,
+    potts,
+    unique_rows,
+)
+from probjax.annealing import Bernoulli
+from probjax.missing import draw_from_model, draw_from_others, observed_moves
+from probjax.potential import potential
+from probjax.samplers import HeatBath
+
+SIZE = 4
+DATA = counted_states(SIZE)
+MASK = np.random.default_rng(1).uniform(size=DATA.x.shape) < 0.7
+
+
+def start():
+    return ising.from_matrix(jnp.zeros((SIZE, SIZE)))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        MPF(ising.energy, connectivity=Joined((BitFlips(), AllFlips()))),
+        PseudoLikelihood(ising.energy),
+    ],
+    ids=["MPF", "PL"],
+)
+def test_what_stands_where_nothing_was_observed_makes_no_difference(objective, key):
+    garbled = np.where(MASK, DATA.x, np.nan)
+    fitted, again = (
+        fit(key, objective, start(), Data(x, DATA.weights, MASK), num_rounds=3)
+        for x in (DATA.x, garbled)
+    )
+    np.testing.assert_array_equal(fitted.params.bias, again.params.bias)
+    filled = np.asarray(again.context.rows.x)
+    np.testing.assert_array_equal(filled[MASK], DATA.x[MASK])
+
+
+def test_only_moves_of_observed_entries_count():
+    x, mask = jnp.array([[0.0, 2.0, 1.0]]), jnp.array([[True, False, True]])
+    counted = observed_moves(SiteChanges(3), x, mask, ())
+    expected = [[1, 1, 1], [0, 0, 1], [1, 1, 1]]  # its own letter is no change
+    np.testing.assert_array_equal(counted[0].reshape(3, 3), expected)
+    bits = jnp.array([[0.0, 1.0, 1.0]])
+    flips = observed_moves(Joined((BitFlips(), AllFlips())), bits, mask, ())
+    np.testing.assert_array_equal(flips[0], [True, False, True, False])
+
+
+def test_a_row_sums_over_observed_sites(x64, key):
+    params = random_ising(3, SIZE)
+    data = Data(DATA.x.astype(float), None, MASK)
+    objective = PseudoLikelihood(ising.energy)
+    context = objective.init(key, params, data)
+    rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
+    filled = np.asarray(context.rows.x)
+    np.testing.assert_array_equal(filled[MASK], DATA.x[MASK])
+    gaps = jax.vmap(ising.flip_gaps, (None, 0))(params, filled)
+    np.testing.assert_allclose(rows, np.sum(np.logaddexp(0, gaps) * MASK, axis=1))
+
+
+def test_first_fill_has_the_odds_of_other_rows(key):
+    count = 4000
+    x = np.zeros((count, 2))
+    x[: count // 4, 1] = 1
+    mask = np.ones(x.shape, bool)
+    mask[count // 2 :, 1] = False
+    weights = np.where(np.arange(count) < count // 4, 3.0, 1.0)
+    drawn = draw_from_others(key, Data(jnp.asarray(x), jnp.asarray(weights), mask))
+    share = np.asarray(drawn)[count // 2 :, 1].mean()
+    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / (count // 2))
+
+
+def test_fill_from_the_model_leaves_it_unchanged(x64, key):
+    params = random_ising(2, 3)
+    model = potential(ising.energy, params)
+    x = exact.sample(key, ising.energy, params, 3, num_draws=20_000)
+    mask = jnp.asarray(np.arange(3)[None] != np.arange(20_000)[:, None] % 3)
+    drawn = draw_from_model(key, model, x, mask, 2)
+    np.testing.assert_array_equal(drawn[mask], x[mask])
+    assert (drawn != x).any()
+    chances = np.exp(exact.log_probs(ising.energy, params, 3))
+    codes = np.asarray(drawn) @ [4, 2, 1]
+    counts = np.bincount(codes.astype(int), minlength=8)
+    chi_square = np.sum((counts - 20_000 * chances) ** 2 / (20_000 * chances))
+    assert chi_square < 30  # of 7 degrees of freedom
+
+
+@pytest.mark.parametrize("make", [MPF, PseudoLikelihood])
+def test_rounds_lead_to_the_truth_and_a_single_one_does_not(make, key):
+    truth = random_ising(1, SIZE)
+    count = 40_000
+    x = exact.sample(key, ising.energy, truth, SIZE, num_draws=count)
+    mask = jax.random.bernoulli(jax.random.key(2), 0.6, x.shape)
+    learn = partial(fit, key, make(ising.energy), start(), Data(x, None, mask))
+    one, many = (learn(num_rounds=n).params.coupling for n in (1, 30))
+    whole = fit(key, make(ising.energy), start(), x).params.coupling
+    noise = np.abs(whole - truth.coupling).max()
+    assert np.abs(many - truth.coupling).max() < 4 * noise + 0.05
+    assert np.abs(one - truth.coupling).max() > 0.3
+
+
+def test_units_on_their_own_take_a_mask(key):
+    data = Data(np.where(MASK, DATA.x, -1), DATA.weights, MASK)
+    found = fit_nodes(key, RISE, ising.energy, start(), data)
+    assert found.converged.all()
+
+
+def test_masks_that_make_no_sense_are_refused(key):
+    learn = partial(fit, key, PseudoLikelihood(ising.energy), start())
+    with pytest.raises(ValueError, match=r"mask must be shaped like data, \(16, 4\)"):
+        learn(Data(DATA.x, None, MASK[:, :3]))
+    with pytest.raises(ValueError, match="True where observed, got float"):
+        learn(Data(DATA.x, None, MASK.astype(float)))
+    with pytest.raises(ValueError, match="every entry observed in some row"):
+        learn(Data(DATA.x, None, np.zeros_like(MASK)))
+    with pytest.raises(ValueError, match="say what is missing by Data"):
+        learn(np.where(MASK, DATA.x, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("objective", "why"),
+    [
+        (MaximumLikelihood(ising.energy), "likelihood is of complete rows"),
+        (ContrastiveDivergence(ising.energy, HeatBath()), "energies of complete rows"),
+        (ScoreMatching(ising.energy), "slopes at complete rows"),
+        (NoiseContrast(ising.energy, Bernoulli(SIZE)), "densities of complete rows"),
+        (MPF(ising.energy, exclude_data=True), "looks for complete rows"),
+        (MPF(ising.energy, connectivity=GaussianSteps(0.1)), "as BitFlips or SiteCha"),
+    ],
+    ids=["ML", "CD", "SM", "NCE", "exclude", "steps"],
+)
+def test_objectives_of_complete_rows_say_why_they_refuse(objective, why, key):
+    data = Data(DATA.x.astype(float), None, MASK)
+    params = start()
+    if isinstance(objective, NoiseContrast):
+        params = objective.start(params)
+    with pytest.raises(ValueError, match=why):
+        fit(key, objective, params, data)
+
+
+def test_estimates_of_complete_rows_refuse_a_mask():
+    for estimate in (mean_field, unique_rows):
+        with pytest.raises(ValueError, match="leave out rows with missing entries"):
+            estimate(Data(DATA.x, None, MASK))
+
+
+def test_letters_are_filled_with_letters(key):
+    letters = jax.random.randint(key, (60, 3), 0, 3)
+    mask = jax.random.bernoulli(key, 0.6, letters.shape)
+    objective = PseudoLikelihood(potts.energy, num_states=3)
+    data = Data(jnp.where(mask, letters, -7), None, mask)
+    fitted = fit(
+        key, objective, potts.init(key, 3, 3), data, num_rounds=2, steps_per_round=5
+    )
+    assert set(np.unique(fitted.context.rows.x)) == {0, 1, 2}
