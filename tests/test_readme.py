@@ -9,12 +9,12 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert blocks
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks), {})
-    divergence, worst, *path, drift, contact = capsys.readouterr().out.splitlines()
+    divergence, worst, *path, third, contact = capsys.readouterr().out.splitlines()
     assert float(divergence) < 0.01
-    assert float(worst) < 0.5
+    assert 1 < float(worst) < 5
     coupled = [int(line.split()[3]) for line in path]
     assert coupled[0] == 0
     assert coupled[-1] > 32
     assert coupled == sorted(coupled)
-    assert float(drift) < 0.05
+    assert re.match(r"\d of 560 entries differ by more than 3 standard err", third)
     assert contact == "(2, 5)"

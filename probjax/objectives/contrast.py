@@ -99,8 +99,8 @@ class NoiseContrast:
     def row(self, params: Normalised, x: State, context: State) -> Scalar:
         def log_ratio(x):
             density = -self.energy(params.params, x) - params.log_z
-            noise = -self.base.energy(x) - self.base.log_z
-            return density - noise - jnp.log(self.num_noise)
+            noise = -self.base.energy(x) - self.base.log_z + jnp.log(self.num_noise)
+            return density - noise.astype(density.dtype)
 
         noise = jax.vmap(log_ratio)(context)
         return jax.nn.softplus(-log_ratio(x)) + jnp.sum(jax.nn.softplus(noise))
