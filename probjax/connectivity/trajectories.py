@@ -1,0 +1,94 @@
+"""Continuous states: neighbours at the ends of short Hamiltonian trajectories.
+
+With momentum v ~ N(0, I) the dynamics lead from (x, v) to (x', v'), and from (x', -v')
+back, without change of volume, so that
+
+    log g(x|x') - log g(x'|x) = (v'v - v''v') / 2.
+
+Along exact dynamics of the model itself that ratio makes up for the energies, and every
+gap is zero; what is left to learn from is where data and model differ. The dynamics run
+at parameters that are frozen when the neighbours are drawn: neighbours that moved with
+the parameters would leave the flow without a minimum at the truth.
+
+Reference: thesis, "Sampling the Connectivity Function g_ij"; Sohl-Dickstein, Battaglino
+and DeWeese, PRL 107, 220601 (2011).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from probjax.connectivity.general import generic_gaps
+from probjax.leapfrog import Space, kick_drift_kick, phase_at
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    Float,
+    Gaps,
+    Neighbours,
+    PRNGKeyArray,
+    State,
+    check_count,
+    floating,
+    is_concrete,
+    recipe,
+    static,
+)
+
+
+class Ends(NamedTuple):
+    """Where trajectories ended."""
+
+    x: State
+    """Leaves with a leading axis of trajectories."""
+    log_ratio: Float[Array, " k"]
+    """The kinetic energy that each has lost."""
+
+
+@recipe
+class Hamiltonian:
+    """The ends of `num_draws` trajectories of the model, anew at every refresh.
+
+    Args:
+        step_size: of the leapfrog steps, in units of the metric.
+        num_steps: how many of them.
+        num_draws: trajectories from each state, which are averaged.
+        metric: lengths, or a matrix; see `probjax.leapfrog`.
+    """
+
+    step_size: float
+    num_steps: int = static(default=1)
+    num_draws: int = static(default=1)
+    metric: Float[Array, "..."] | None = None
+
+    def __post_init__(self):
+        check_count("num_steps", self.num_steps)
+        check_count("num_draws", self.num_draws)
+        if is_concrete(self.step_size) and not self.step_size > 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+
+    def prepare(self, x: State) -> State:
+        return jax.tree.map(floating, x)
+
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Ends:
+        flat, _ = ravel_pytree(x)
+        kind = flat.dtype
+        space = Space(None if self.metric is None else jnp.asarray(self.metric, kind))
+        step_size = jnp.asarray(self.step_size, kind)
+
+        def one(v):
+            start = phase_at(potential, x, v)
+            end = kick_drift_kick(space, potential, start, step_size, self.num_steps)
+            return Ends(end.x, (v @ v - end.v @ end.v) / 2)
+
+        momenta = jax.random.normal(key, (self.num_draws, flat.size), kind)
+        return jax.lax.stop_gradient(jax.vmap(one)(momenta))
+
+    def states(self, x: State, moves: Ends) -> Neighbours:
+        share = jnp.full_like(moves.log_ratio, 1 / self.num_draws)
+        return Neighbours(moves.x, moves.log_ratio, share)
+
+    def gaps(self, potential: Potential, x: State, moves: Ends) -> Gaps:
+        return generic_gaps(potential, x, self.states(x, moves))

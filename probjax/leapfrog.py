@@ -1,0 +1,189 @@
+"""Leapfrog: Hamiltonian dynamics in steps that are reversible and keep volume.
+
+    H(x, v) = E(x) + v'v / 2,    dx/dt = A v,    dv/dt = -A' grad E(x)
+
+A, the metric, is what a unit of momentum moves x by: lengths for each coordinate, or a
+matrix with AA' about the covariance of x. Momenta have unit variance whatever it is.
+
+    kick-drift-kick:   v -= e/2 A'g(x);  x += e A v;  v -= e/2 A'g(x)
+    drift-kick-drift:  x += e/2 A v;  v -= e A'g(x);  x += e/2 A v
+
+Both are of second order. The first knows the gradient at its end, which begins the next
+step, so that it costs one evaluation each; the second one more in all, for the energy.
+Where a coordinate would cross a bound it is reflected, and so is its momentum.
+
+Reference: Neal, "MCMC using Hamiltonian dynamics", 2011; thesis, "Hamiltonian Monte
+Carlo Sampling", and for bounds "Hamiltonian Annealed Importance Sampling".
+"""
+
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from probjax.potential import Potential
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Float,
+    Scalar,
+    State,
+    is_concrete,
+    recipe,
+)
+
+
+class Phase(NamedTuple):
+    """A state with its momentum, and what is known of it."""
+
+    x: State
+    """Where it is."""
+    v: Float[Array, " n"]
+    """The momentum, of unit variance, in the order of `ravel(x)`."""
+    terms: Float[Array, " term"]
+    """The energies of the potential at `x`, unweighted."""
+    gradients: Float[Array, "term n"]
+    """Their gradients there."""
+
+
+@recipe
+class Bounds:
+    """Where a state is confined: one number for all coordinates, or one for each."""
+
+    lower: ArrayLike = -np.inf
+    upper: ArrayLike = np.inf
+
+    def __post_init__(self):
+        both = (self.lower, self.upper)
+        if is_concrete(both) and not np.all(np.less(*both)):
+            raise ValueError(
+                f"lower must be below upper, got {self.lower} and {self.upper}"
+            )
+
+
+@recipe
+class Space:
+    """The metric and the bounds of a state; None for none."""
+
+    metric: Float[Array, "..."] | None = None
+    bounds: Bounds | None = None
+
+    def drift(self, x: State, v: Float[Array, " n"], time: Scalar) -> tuple:
+        """Where `x` is after some time without forces, and its momentum then."""
+        flat, unravel = ravel_pytree(x)
+        if self.metric is None:
+            speed = v
+        else:
+            speed = self.metric @ v if self.metric.ndim == 2 else self.metric * v
+        flat = flat + time * speed
+        if self.bounds is not None:
+            flat, sign = _reflected(flat, self.bounds)
+            v = sign * v
+        return unravel(flat), v
+
+    def kick(self, phase: Phase, potential: Potential, time: Scalar) -> Phase:
+        """The momentum after forces have acted for some time."""
+        force = -potential.combine(phase.gradients)
+        if self.metric is not None:
+            metric = self.metric
+            force = force @ metric if metric.ndim == 2 else force * metric
+        return phase._replace(v=phase.v + time * force)
+
+
+class Integrator(Protocol):
+    """A number of leapfrog steps of one size, in one order or the other."""
+
+    def __call__(
+        self,
+        space: Space,
+        potential: Potential,
+        phase: Phase,
+        step_size: Scalar,
+        num_steps: int | Array,
+        /,
+    ) -> Phase: ...
+
+
+def phase_at(potential: Potential, x: State, v: Float[Array, " n"]) -> Phase:
+    """`x` and `v` with the energies and gradients there: one evaluation."""
+    terms, gradients = potential.terms_and_gradients(x)
+    flat = jax.vmap(lambda gradient: ravel_pytree(gradient)[0])(gradients)
+    return Phase(x, v, terms, flat)
+
+
+def kick_drift_kick(
+    space: Space,
+    potential: Potential,
+    phase: Phase,
+    step_size: Scalar,
+    num_steps: int | Array,
+) -> Phase:
+    """Leapfrog steps that begin and end with half a kick: one evaluation each."""
+
+    def step(_, phase):
+        x, v = space.drift(phase.x, phase.v, step_size)
+        return space.kick(phase_at(potential, x, v), potential, step_size)
+
+    # Whole kicks between drifts; the one half too much is taken back.
+    phase = space.kick(phase, potential, step_size / 2)
+    phase = _repeat(num_steps, step, phase)
+    return space.kick(phase, potential, -step_size / 2)
+
+
+def drift_kick_drift(
+    space: Space,
+    potential: Potential,
+    phase: Phase,
+    step_size: Scalar,
+    num_steps: int | Array,
+) -> Phase:
+    """Leapfrog steps that begin and end with half a drift: one evaluation each, and
+    one at the end.
+    """
+
+    def step(_, phase):
+        x, v = space.drift(phase.x, phase.v, step_size / 2)
+        phase = space.kick(phase_at(potential, x, v), potential, step_size)
+        x, v = space.drift(phase.x, phase.v, step_size / 2)
+        return phase._replace(x=x, v=v)
+
+    phase = _repeat(num_steps, step, phase)
+    return phase_at(potential, phase.x, phase.v)
+
+
+def hamiltonian(potential: Potential, phase: Phase) -> Scalar:
+    """E(x) + v'v / 2 at the potential's weights."""
+    return potential.combine(phase.terms) + phase.v @ phase.v / 2
+
+
+def _repeat(count, step, phase):
+    if isinstance(count, int) and count == 1:
+        return step(0, phase)
+    return jax.lax.fori_loop(0, count, step, phase)
+
+
+def _reflected(x, bounds):
+    """`x` folded back between its bounds, and -1 where that was an odd number of times.
+
+    Between two bounds a free particle goes to and fro: its place has the period of
+    twice their distance.
+    """
+    lower, upper = (
+        jnp.broadcast_to(jnp.asarray(bound, x.dtype), x.shape)
+        for bound in (bounds.lower, bounds.upper)
+    )
+    below, above = jnp.isfinite(lower), jnp.isfinite(upper)
+    # Seen from the lower bound, or from the upper one where it is the only one.
+    base = jnp.where(below, lower, jnp.where(above, upper, 0))
+    inward = jnp.where(below, 1, -1).astype(x.dtype)
+    depth = inward * (x - base)
+    width = jnp.where(below & above, upper - lower, jnp.inf)
+    # Without a far side the way is never round: any length that is longer will do.
+    width = jnp.where(jnp.isfinite(width), width, jnp.abs(depth) + 1)
+    round_trip = jnp.mod(depth, 2 * width)
+    turned = (round_trip > width) & (below | above)
+    folded = base + inward * jnp.where(turned, 2 * width - round_trip, round_trip)
+    sign = jnp.where(turned, -1, 1).astype(x.dtype)
+    return jnp.where(below | above, folded, x), sign

@@ -1,0 +1,359 @@
+"""Hamiltonian Monte Carlo with momentum that persists.
+
+A step refreshes the momentum in part, leaps L along the dynamics, and accepts where it
+led or does not; then the momentum may have to be negated (F), so that p stays fixed:
+
+    v <- sqrt(c) v + sqrt(1 - c) r,    c = kept^(time of the path),  r ~ N(0, I)
+    (x, v) -> L(x, v)   with probability P_leap = min(1, p(L(x, v)) / p(x, v))
+           -> F(x, v)   with probability P_flip
+           -> (x, v)    otherwise.
+
+Flips send a chain back to where it came from. The standard P_flip = 1 - P_leap is more
+than is needed; the least is
+
+    P_flip = max(0, min(1, p(LF(x, v)) / p(x, v)) - P_leap),
+
+which asks for one more leap, backwards, where the first was not accepted. `slice_flip`
+leaves P_flip as it is, and makes rejections rarer for long stretches instead.
+
+Reference: thesis, chapter "Hamiltonian Monte Carlo"; Horowitz, Phys. Lett. B 268, 247
+(1991); Neal, "Non-reversibly updating a uniform [0,1] value for Metropolis
+accept/reject decisions", arXiv:2001.11950 (2020).
+"""
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from probjax.leapfrog import (
+    Bounds,
+    Integrator,
+    Phase,
+    Space,
+    hamiltonian,
+    kick_drift_kick,
+    phase_at,
+)
+from probjax.potential import Potential
+from probjax.samplers.lazily import lazily
+from probjax.types import (
+    Array,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    State,
+    check_count,
+    floating,
+    is_concrete,
+    recipe,
+    static,
+)
+
+DIVERGENT = 1000.0
+SLICE_DRIFT = 0.05
+
+
+class HMCState(NamedTuple):
+    """Where a chain is."""
+
+    phase: Phase
+    """The state, its momentum, and the energies and gradients there."""
+    slice: Scalar
+    """A number from -1 to 1 that persists, for `slice_flip`."""
+    age: Array
+    """Steps taken."""
+
+    @property
+    def x(self) -> State:
+        """The current state."""
+        return self.phase.x
+
+
+class HMCInfo(NamedTuple):
+    """What a step tells of itself."""
+
+    accept: Scalar
+    """1 if the leap was accepted, else 0."""
+    chance: Scalar
+    """The probability with which it would be: min(1, p(there) / p(here))."""
+    flip: Scalar
+    """1 if the momentum was negated."""
+    diverged: Scalar
+    """1 if the energy rose beyond all bounds or was no number; never accepted."""
+
+
+class Choice(NamedTuple):
+    """Where a step ends: at the leap, with its momentum negated, or where it was."""
+
+    leap: Array
+    flip: Array
+    slice: Scalar
+
+
+Flip = Callable[[Scalar, Scalar, Scalar, Callable[[Array], Scalar]], Choice]
+"""`flip(chance, slice, log_ratio, backward)`: chance is uniform from 0 to 1, log_ratio
+is log p(L(x, v)) / p(x, v), and `backward(needed)` log p(LF(x, v)) / p(x, v), evaluated
+where it is needed."""
+
+
+def standard_flip(
+    chance: Scalar,
+    slice_: Scalar,
+    log_ratio: Scalar,
+    backward: Callable[[Array], Scalar],
+) -> Choice:
+    """Negate the momentum whenever the leap is not accepted."""
+    leap = chance < jnp.exp(jnp.minimum(log_ratio, 0))
+    return Choice(leap, ~leap, slice_)
+
+
+def reduced_flip(
+    chance: Scalar,
+    slice_: Scalar,
+    log_ratio: Scalar,
+    backward: Callable[[Array], Scalar],
+) -> Choice:
+    """Negate the momentum only as often as must be.
+
+    One uniform number decides both.
+    """
+    there = jnp.exp(jnp.minimum(log_ratio, 0))
+    leap = chance < there
+    back = jnp.exp(jnp.minimum(backward(~leap), 0))
+    return Choice(leap, ~leap & (chance < jnp.maximum(back, there)), slice_)
+
+
+def slice_flip(
+    chance: Scalar,
+    slice_: Scalar,
+    log_ratio: Scalar,
+    backward: Callable[[Array], Scalar],
+) -> Choice:
+    """Accept by a uniform number that persists, and drifts a little in every step.
+
+    Acceptances and rejections then come in runs, and momentum lives longer.
+    """
+    moved = (slice_ + 2 * SLICE_DRIFT * chance + 1) % 2 - 1
+    leap = jnp.log(jnp.abs(moved)) < log_ratio
+    # It is uniform below p: where p is larger it is a smaller share of it.
+    kept = jnp.where(leap, moved * jnp.exp(-jnp.where(leap, log_ratio, 0)), moved)
+    return Choice(leap, ~leap, kept)
+
+
+@recipe
+class Momentum:
+    """How momentum is refreshed.
+
+    Args:
+        kept: the share of its variance that is kept per unit of simulated time; with 0
+            it is drawn anew.
+        every: steps between refreshes, which then count for all of them.
+    """
+
+    kept: float = 0.5
+    every: int = static(default=1)
+
+    def __post_init__(self):
+        check_count("every", self.every)
+        if is_concrete(self.kept) and not 0 <= self.kept <= 1:
+            raise ValueError(f"kept must be from 0 to 1, got {self.kept}")
+
+
+@recipe
+class Jitter:
+    """Random lengths of steps and paths, which break resonances.
+
+    Args:
+        step_size: steps are longer or shorter by up to this share.
+        num_steps: paths are shorter by up to so many steps.
+    """
+
+    step_size: float = 0.0
+    num_steps: int = static(default=0)
+
+    def __post_init__(self):
+        check_count("num_steps", self.num_steps, least=0)
+        if is_concrete(self.step_size) and not 0 <= self.step_size < 1:
+            raise ValueError(f"step_size must be from 0 to 1, got {self.step_size}")
+
+
+@recipe
+class HMC:
+    """Leaps of `num_steps` leapfrog steps of length `step_size`.
+
+    Args:
+        step_size: in units of the metric.
+        num_steps: leapfrog steps of a leap, one evaluation of the gradient each.
+        momentum: how much of it persists from leap to leap.
+        flip: when it is negated: `standard_flip`, `reduced_flip` or `slice_flip`.
+        metric: what a unit of momentum moves x by: lengths, or a matrix; see
+            `leapfrog`.
+        bounds: where x is confined. Not with a matrix.
+        jitter: of the leap's length.
+        integrator: `kick_drift_kick` or `drift_kick_drift`.
+    """
+
+    step_size: float
+    num_steps: int = static(default=1)
+    momentum: Momentum = field(default_factory=Momentum)
+    flip: Flip = static(default=standard_flip)
+    metric: Float[Array, "..."] | None = None
+    bounds: Bounds | None = None
+    jitter: Jitter = field(default_factory=Jitter)
+    integrator: Integrator = static(default=kick_drift_kick)
+
+    def __post_init__(self):
+        check_count("num_steps", self.num_steps)
+        if is_concrete(self.step_size) and not np.all(np.asarray(self.step_size) > 0):
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        if self.jitter.num_steps >= self.num_steps:
+            raise ValueError(
+                f"jitter.num_steps must be below the {self.num_steps} steps of a path, "
+                f"got {self.jitter.num_steps}"
+            )
+        dense = self.metric is not None and np.ndim(self.metric) == 2
+        if self.bounds is not None and dense:
+            raise ValueError(
+                "bounds need a metric of lengths: in a rotated one the coordinates of "
+                "x do not reflect on their own"
+            )
+
+    def prepare(self, potential: Potential, x: State) -> State:
+        x = jax.tree.map(floating, x)
+        first = jax.tree.map(lambda rows: rows[0], x)
+        size = ravel_pytree(first)[0].size
+        shape = np.shape(self.metric) if self.metric is not None else (size,)
+        if shape not in ((), (size,), (size, size)):
+            raise ValueError(
+                f"metric must be lengths of {size} coordinates or a square matrix, got "
+                f"shape {shape}"
+            )
+        if is_concrete((potential, x)):
+            with jax.ensure_compile_time_eval():
+                self._check_starts(potential, x)
+        return x
+
+    def _check_starts(self, potential, x):
+        energies, gradients = _starts(potential, x)
+        if not np.isfinite(energies).all():
+            worst = int(np.argmax(~np.isfinite(energies)))
+            raise ValueError(
+                f"chains must start at a finite energy, got {energies[worst]} in "
+                f"chain {worst}"
+            )
+        if not np.isfinite(gradients).all():
+            raise ValueError("chains must start where the energy has a finite gradient")
+        if self.bounds is None:
+            return
+        rows = np.asarray(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
+        lower, upper = np.asarray(self.bounds.lower), np.asarray(self.bounds.upper)
+        inside = (lower <= rows) & (rows <= upper)
+        if not inside.all():
+            chain, place = np.argwhere(~inside)[0]
+            raise ValueError(
+                f"chains must start within the bounds, got {rows[chain, place]} at "
+                f"coordinate {place} of chain {chain}"
+            )
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> HMCState:
+        momentum_key, slice_key = jax.random.split(key)
+        flat, _ = ravel_pytree(x)
+        v = jax.random.normal(momentum_key, flat.shape, flat.dtype)
+        slice_ = jax.random.uniform(slice_key, (), flat.dtype, -1, 1)
+        return HMCState(phase_at(potential, x, v), slice_, jnp.asarray(0))
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: HMCState
+    ) -> tuple[HMCState, HMCInfo]:
+        before, leap, flip_key = self.begin(key, state)
+        kind = before.v.dtype
+        after = leap(potential, before)
+        log_ratio = _log_ratio(potential, before, after)
+
+        def backward(needed):
+            return lazily(_log_ratio_back, needed, leap, potential, before)
+
+        chance = jax.random.uniform(flip_key, (), kind)
+        choice = self.flip(chance, state.slice, log_ratio, backward)
+        turned = before._replace(v=jnp.where(choice.flip, -before.v, before.v))
+        phase = select(choice.leap, after, turned)
+        info = HMCInfo(
+            accept=choice.leap.astype(kind),
+            chance=jnp.exp(jnp.minimum(log_ratio, 0)),
+            flip=choice.flip.astype(kind),
+            diverged=(log_ratio < -DIVERGENT).astype(kind),
+        )
+        return HMCState(phase, choice.slice, state.age + 1), info
+
+    def begin(
+        self, key: PRNGKeyArray, state: HMCState
+    ) -> tuple[Phase, "Leap", PRNGKeyArray]:
+        """The phase with momentum refreshed, the leap to take, and a key to spend."""
+        jitter_key, momentum_key, flip_key = jax.random.split(key, 3)
+        kind = state.phase.v.dtype
+        time = self.num_steps * jnp.asarray(self.step_size, kind)
+        before = self._refreshed(momentum_key, state, time)
+        return before, self._leap(jitter_key, kind), flip_key
+
+    def _refreshed(self, key, state, time):
+        phase, every = state.phase, self.momentum.every
+        kept = jnp.asarray(self.momentum.kept, phase.v.dtype) ** (every * time)
+        fresh = jax.random.normal(key, phase.v.shape, phase.v.dtype)
+        mixed = jnp.sqrt(kept) * phase.v + jnp.sqrt(1 - kept) * fresh
+        due = state.age % every == 0
+        return phase._replace(v=jnp.where(due, mixed, phase.v))
+
+    def _leap(self, key, kind):
+        size_key, count_key = jax.random.split(key)
+        step_size = jnp.asarray(self.step_size, kind)
+        share = jax.random.uniform(size_key, (), kind, -1, 1) * self.jitter.step_size
+        shorter = None
+        if self.jitter.num_steps:
+            shorter = jax.random.randint(count_key, (), 0, self.jitter.num_steps + 1)
+        metric = None if self.metric is None else jnp.asarray(self.metric, kind)
+        space = Space(metric, self.bounds)
+        size = step_size * (1 + share)
+        return Leap(space, size, shorter, self.num_steps, self.integrator)
+
+
+@recipe
+class Leap:
+    """The map L of one step."""
+
+    space: Space
+    step_size: Scalar
+    shorter: Array | None
+    num_steps: int = static()
+    integrator: Integrator = static()
+
+    def __call__(self, potential: Potential, phase: Phase) -> Phase:
+        count = self.num_steps
+        if self.shorter is not None:
+            count = count - self.shorter
+        return self.integrator(self.space, potential, phase, self.step_size, count)
+
+
+def select(flag: Array, first: Phase, second: Phase) -> Phase:
+    """`first` where `flag` is true, else `second`."""
+    return jax.tree.map(lambda *leaves: jnp.where(flag, *leaves), first, second)
+
+
+def _log_ratio(potential, before, after):
+    fall = hamiltonian(potential, before) - hamiltonian(potential, after)
+    # What is no number is no place to go, however it came about.
+    return jnp.where(jnp.isnan(fall), -jnp.inf, fall)
+
+
+def _log_ratio_back(leap, potential, phase):
+    turned = phase._replace(v=-phase.v)
+    return _log_ratio(potential, turned, leap(potential, turned))
+
+
+@jax.jit
+def _starts(potential, x):
+    return jax.vmap(jax.value_and_grad(potential))(x)

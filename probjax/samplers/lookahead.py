@@ -1,0 +1,146 @@
+"""Looking ahead: where one leap would be rejected, take two, or three, or more.
+
+From z = (x, v) a step goes to the first L^a z, a = 1, ..., K, that a uniform number
+falls below, the chances being
+
+    P_a(z) = min(1 - sum_(b<a) P_b(z),
+                 p(L^a z) / p(z) (1 - sum_(b<a) P_b(F L^a z))),
+
+and to F z with what is left. As F L^a z leaps back over the same states, all of it
+follows from the energies along one path, H_0, ..., H_K. Only lanes that nothing nearer
+would take leap on, so that most steps cost one leap.
+
+Reference: Sohl-Dickstein, Mudigonda and DeWeese, "Hamiltonian Monte Carlo without
+detailed balance", ICML 2014.
+"""
+
+from dataclasses import field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.leapfrog import Bounds, Phase, hamiltonian
+from probjax.potential import Potential
+from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
+from probjax.samplers.lazily import lazily
+from probjax.types import (
+    Array,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    State,
+    check_count,
+    recipe,
+    static,
+)
+
+
+class LookAheadInfo(NamedTuple):
+    """What a step tells of itself."""
+
+    accept: Scalar
+    """1 if it went anywhere, else 0."""
+    chance: Scalar
+    """The probability that one leap would be accepted."""
+    flip: Scalar
+    """1 if the momentum was negated."""
+    diverged: Scalar
+    """1 if the energy rose beyond all bounds or was no number at any leap."""
+    num_leaps: Scalar
+    """How far it went, 0 if nowhere."""
+    evaluations: Scalar
+    """How many leaps it took to know."""
+
+
+@recipe
+class LookAheadHMC:
+    """Leaps as those of `HMC`, of which up to `look_ahead` are taken at once."""
+
+    step_size: float
+    num_steps: int = static(default=1)
+    look_ahead: int = static(default=4)
+    momentum: Momentum = field(default_factory=Momentum)
+    metric: Float[Array, "..."] | None = None
+    bounds: Bounds | None = None
+    jitter: Jitter = field(default_factory=Jitter)
+
+    def __post_init__(self):
+        check_count("look_ahead", self.look_ahead)
+        self._leaps()
+
+    def prepare(self, potential: Potential, x: State) -> State:
+        return self._leaps().prepare(potential, x)
+
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> HMCState:
+        return self._leaps().init(key, potential, x)
+
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: HMCState
+    ) -> tuple[HMCState, LookAheadInfo]:
+        before, leap, choice_key = self._leaps().begin(key, state)
+        kind = before.v.dtype
+        chance = jax.random.uniform(choice_key, (), kind)
+        energies = [hamiltonian(potential, before)]
+        taken, done = jnp.asarray(0), jnp.asarray(False)
+        end, last = before, before
+        evaluations = jnp.zeros((), kind)
+        table: dict[tuple[int, int], Scalar] = {}
+        passed, first = jnp.zeros((), kind), jnp.zeros((), kind)
+        for ahead in range(1, self.look_ahead + 1):
+            evaluations = evaluations + jnp.where(done, 0, 1)
+            if ahead == 1:
+                last = leap(potential, last)
+            else:
+                further = lazily(_leapt, ~done, leap, potential, last)
+                last = jax.tree.map(
+                    lambda new, old: jnp.where(done, old, new), further, last
+                )
+            energy = hamiltonian(potential, last)
+            energies.append(jnp.where(jnp.isnan(energy), jnp.inf, energy))
+            passed = passed + _chance(energies, table, 0, ahead)
+            first = passed if ahead == 1 else first
+            here = ~done & (chance < passed)
+            end = select(here, last, end)
+            taken = jnp.where(here, ahead, taken)
+            done = done | here
+        phase = end._replace(v=jnp.where(done, end.v, -end.v))
+        worst = jnp.max(jnp.stack(energies)) - energies[0]
+        info = LookAheadInfo(
+            accept=done.astype(kind),
+            chance=first,
+            flip=(~done).astype(kind),
+            diverged=(worst > DIVERGENT).astype(kind),
+            num_leaps=taken.astype(kind),
+            evaluations=evaluations,
+        )
+        return HMCState(phase, state.slice, state.age + 1), info
+
+    def _leaps(self) -> HMC:
+        return HMC(
+            self.step_size,
+            num_steps=self.num_steps,
+            momentum=self.momentum,
+            metric=self.metric,
+            bounds=self.bounds,
+            jitter=self.jitter,
+        )
+
+
+def _leapt(leap, potential, phase: Phase) -> Phase:
+    return leap(potential, phase)
+
+
+def _chance(energies, table, start, end):
+    """P of going from the `start`-th state of a path to its `end`-th, either way."""
+    if (start, end) not in table:
+        ratio = jnp.exp(jnp.minimum(energies[start] - energies[end], 50.0))
+        way = 1 if end > start else -1
+        left = 1 - _sum(energies, table, start, range(start + way, end, way))
+        back = 1 - _sum(energies, table, end, range(end - way, start, -way))
+        table[start, end] = jnp.clip(jnp.minimum(left, ratio * back), 0)
+    return table[start, end]
+
+
+def _sum(energies, table, start, ends):
+    return sum((_chance(energies, table, start, end) for end in ends), 0.0)
