@@ -49,6 +49,7 @@ from probjax.types import (
     State,
     check_count,
     floating,
+    holds,
     is_concrete,
     recipe,
     static,
@@ -246,7 +247,7 @@ class HMC:
                 f"chains must start at a finite energy, got {energies[worst]} in "
                 f"chain {worst}"
             )
-        if not np.isfinite(gradients).all():
+        if not holds(jnp.isfinite, gradients):
             raise ValueError("chains must start where the energy has a finite gradient")
         if self.bounds is None:
             return

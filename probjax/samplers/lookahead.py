@@ -93,9 +93,7 @@ class LookAheadHMC:
                 last = leap(potential, last)
             else:
                 further = lazily(_leapt, ~done, leap, potential, last)
-                last = jax.tree.map(
-                    lambda new, old: jnp.where(done, old, new), further, last
-                )
+                last = select(done, last, further)
             energy = hamiltonian(potential, last)
             energies.append(jnp.where(jnp.isnan(energy), jnp.inf, energy))
             passed = passed + _chance(energies, table, 0, ahead)

@@ -1,0 +1,299 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+
+from probjax import potential, sample, sample_mean
+from probjax.leapfrog import (
+    Bounds,
+    drift_kick_drift,
+    hamiltonian,
+    kick_drift_kick,
+    phase_at,
+)
+from probjax.samplers.hmc import (
+    HMC,
+    HMCState,
+    Jitter,
+    Momentum,
+    reduced_flip,
+    slice_flip,
+    standard_flip,
+)
+from probjax.samplers.lookahead import LookAheadHMC
+
+FLIPS = [standard_flip, reduced_flip, slice_flip]
+
+
+def crooked(params, x):
+    """Asymmetric in both coordinates, which are not independent."""
+    return jnp.exp(-x[0]) + 0.8 * x[0] + (x[1] - 0.5 * x[0] ** 2) ** 2 + 0.1 * x[1]
+
+
+def line(params, x):
+    return params * x[0]
+
+
+def half_line(params, x):
+    """Without energy to the left of -1."""
+    return jnp.where(x[0] < -1, jnp.nan, jnp.sum(x**2) / 2)
+
+
+MODEL = potential(crooked, 0.0)
+
+
+def phases(key, count):
+    """Anywhere in phase space: balance is to hold at every point of it."""
+    x_key, v_key = jax.random.split(key)
+    x, v = jax.random.normal(x_key, (count, 2)), jax.random.normal(v_key, (count, 2))
+    return x, v
+
+
+def probabilities(flip, sampler, x, v):
+    """How likely a leap is from (x, v), and a flip, by bisection over the chance."""
+    state = HMCState(None, jnp.zeros(()), jnp.asarray(0))
+    leap = sampler._leap(jax.random.key(0), x.dtype)
+    start = phase_at(MODEL, x, v)
+    ratio = hamiltonian(MODEL, start) - hamiltonian(MODEL, leap(MODEL, start))
+    turned = phase_at(MODEL, x, -v)
+    back = hamiltonian(MODEL, turned) - hamiltonian(MODEL, leap(MODEL, turned))
+
+    def choose(chance):
+        return flip(chance, state.slice, ratio, lambda needed: back)
+
+    def edge(test):
+        def halve(_, ends):
+            low, high = ends
+            middle = (low + high) / 2
+            return jax.tree.map(
+                lambda a, b: jnp.where(test(choose(middle)), a, b),
+                (middle, high),
+                (low, middle),
+            )
+
+        return jax.lax.fori_loop(0, 60, halve, (jnp.zeros(()), jnp.ones(())))[0]
+
+    leaps = edge(lambda choice: choice.leap)
+    moves = edge(lambda choice: choice.leap | choice.flip)
+    return leaps, moves - leaps
+
+
+@pytest.mark.parametrize("flip", [standard_flip, reduced_flip])
+@pytest.mark.parametrize("integrator", [kick_drift_kick, drift_kick_drift])
+def test_what_flows_into_a_state_flows_out_of_it(flip, integrator, x64, key):
+    sampler = HMC(0.6, num_steps=2, flip=flip, integrator=integrator)
+
+    @jax.jit
+    @jax.vmap
+    def imbalance(x, v):
+        leap = sampler._leap(jax.random.key(0), x.dtype)
+        before = leap(MODEL, phase_at(MODEL, x, -v))  # F L F is the inverse of L
+        origin = (before.x, -before.v)
+        p = jnp.exp(-hamiltonian(MODEL, phase_at(MODEL, x, v)))
+        p_origin = jnp.exp(-hamiltonian(MODEL, phase_at(MODEL, *origin)))
+        leaps, flips = probabilities(flip, sampler, x, v)
+        from_origin, _ = probabilities(flip, sampler, *origin)
+        _, from_turned = probabilities(flip, sampler, x, -v)
+        out = p * (leaps + flips)
+        return (p_origin * from_origin + p * from_turned - out) / p, flips
+
+    difference, flips = imbalance(*phases(key, 200))
+    assert np.abs(difference).max() < 1e-11
+    assert 0.02 < flips.mean() < 0.5
+
+
+def test_reduced_flips_are_never_both_ways(x64, key):
+    sampler = HMC(0.6, flip=reduced_flip)
+    flips = jax.jit(jax.vmap(partial(probabilities, reduced_flip, sampler)))
+    x, v = phases(key, 200)
+    _, there = flips(x, v)
+    _, back = flips(x, -v)
+    assert np.minimum(there, back).max() < 1e-12
+    assert np.maximum(there, back).max() > 0.1
+
+
+def test_slice_is_uniform_below_the_density_wherever_it_goes(x64):
+    """An accepted leap keeps p |s|, so its way back is accepted too."""
+    for ratio in (-0.7, 0.4):
+        choice = slice_flip(
+            jnp.asarray(0.3), jnp.asarray(0.2), jnp.asarray(ratio), None
+        )
+        moved = 0.2 + 2 * 0.05 * 0.3
+        assert choice.leap == (np.log(moved) < ratio)
+        np.testing.assert_allclose(choice.slice * np.exp(ratio), moved, rtol=1e-12)
+        assert np.abs(choice.slice) < np.exp(-ratio)
+    wrapped = slice_flip(jnp.asarray(0.5), jnp.asarray(0.98), jnp.asarray(-9.0), None)
+    np.testing.assert_allclose(wrapped.slice, -0.97, rtol=1e-12)
+    assert wrapped.flip
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """Cells of a grid in x with their probabilities, and draws from it."""
+    edges = (np.linspace(-3, 6, 181), np.linspace(-5, 15, 401))
+    centres = [(e[1:] + e[:-1]) / 2 for e in edges]
+    grid = jnp.asarray(
+        np.stack(np.meshgrid(*centres, indexing="ij"), -1).reshape(-1, 2)
+    )
+    energy = jax.vmap(crooked, (None, 0))(0.0, grid)
+    p = np.exp(-np.asarray(energy, float))
+    return grid, p / p.sum(), np.array([e[1] - e[0] for e in edges])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *(HMC(0.7, num_steps=2, flip=flip) for flip in FLIPS),
+        HMC(0.6, num_steps=3, momentum=Momentum(0.0), integrator=drift_kick_drift),
+        HMC(0.5, num_steps=4, metric=jnp.array([0.8, 1.3]), jitter=Jitter(0.3, 2)),
+        HMC(0.5, num_steps=2, metric=jnp.array([[0.8, 0.0], [0.5, 1.1]])),
+        LookAheadHMC(0.7, num_steps=2, look_ahead=3),
+    ],
+    ids=["standard", "reduced", "slice", "drift", "jitter", "dense", "look-ahead"],
+)
+def test_exact_draws_stay_exact(sampler, truth, key):
+    """Draws spread over all of the target are still so, cell by cell, after steps."""
+    grid, p, widths = truth
+    count = 60_000
+    place_key, spread_key, run_key = jax.random.split(key, 3)
+    cells = jax.random.choice(place_key, len(p), (count,), p=jnp.asarray(p))
+    within = (
+        jax.random.uniform(spread_key, (count, 2), minval=-0.5, maxval=0.5)
+        * widths[None]
+    )
+    start = grid[cells] + within.astype(grid.dtype)
+    draws = sample(run_key, crooked, 0.0, start, sampler=sampler, num_draws=1, thin=3)
+    moved = np.asarray(draws.x[:, 0])
+    assert np.mean(moved[:, 0] != np.asarray(start)[:, 0]) > 0.2
+    coarse = lambda x: (  # noqa: E731
+        np.digitize(x[:, 0], [-0.3, 0.2, 0.6, 1.1, 1.7]) * 6
+        + np.digitize(x[:, 1] - 0.5 * x[:, 0] ** 2, [-0.9, -0.4, 0.0, 0.3, 0.8])
+    )
+    expected = np.bincount(coarse(np.asarray(grid)), p, minlength=36) * count
+    counts = np.bincount(coarse(moved), minlength=36)
+    z = (counts - expected) / np.sqrt(expected)
+    # 36 cells; the grid's own error is a fraction of a standard error.
+    assert np.sum(z**2) < 36 + 5 * np.sqrt(2 * 36)
+
+
+def test_refresh_leaves_unit_variance_and_keeps_its_share(x64, key):
+    sampler = HMC(0.25, num_steps=2, momentum=Momentum(0.3, every=2))
+    x = jnp.zeros(2)
+    state = sampler.init(key, MODEL, x)
+
+    def refreshed(v, age):
+        phase = state.phase._replace(v=v)
+        return sampler.begin(key, HMCState(phase, state.slice, jnp.asarray(age)))[0].v
+
+    noise = refreshed(jnp.zeros(2), 0)
+    slope = jax.jacfwd(refreshed)(jnp.ones(2), 0)
+    np.testing.assert_allclose(slope, np.sqrt(0.3) * np.eye(2), rtol=1e-12)
+    fresh = jax.random.normal(jax.random.split(key, 3)[1], (2,))
+    np.testing.assert_allclose(noise, np.sqrt(0.7) * fresh, rtol=1e-12)
+    np.testing.assert_array_equal(refreshed(jnp.ones(2), 1), 1)
+
+
+def test_without_memory_it_is_plain_hmc(x64, key):
+    sampler = HMC(0.3, num_steps=3, momentum=Momentum(0.0))
+    state = sampler.init(key, MODEL, jnp.array([0.4, 0.1]))
+    after, info = jax.jit(sampler.step)(key, MODEL, state)
+    _, momentum_key, chance_key = jax.random.split(key, 3)
+    x, v = state.x, jax.random.normal(momentum_key, (2,))
+    energy = lambda x: crooked(0.0, x)  # noqa: E731
+    y, w = x, v
+    for _ in range(3):
+        w = w - 0.15 * jax.grad(energy)(y)
+        y = y + 0.3 * w
+        w = w - 0.15 * jax.grad(energy)(y)
+    ratio = jnp.exp(energy(x) + v @ v / 2 - energy(y) - w @ w / 2)
+    np.testing.assert_allclose(info.chance, jnp.minimum(1, ratio), rtol=1e-10)
+    accepted = jax.random.uniform(chance_key) < ratio
+    np.testing.assert_allclose(after.x, jnp.where(accepted, y, x), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("energy", "params", "bounds", "distribution"),
+    [
+        (line, 1.5, Bounds(lower=0.0), lambda x: 1 - np.exp(-1.5 * x)),
+        (
+            lambda params, x: x[0] ** 2 / 2,
+            0.0,
+            Bounds(-0.5, 1.2),
+            lambda x: (norm.cdf(x) - norm.cdf(-0.5)) / (norm.cdf(1.2) - norm.cdf(-0.5)),
+        ),
+    ],
+    ids=["exponential", "truncated normal"],
+)
+def test_reflection_gives_confined_distributions(
+    energy, params, bounds, distribution, key
+):
+    start = jnp.full((4000, 1), 0.4)
+    sampler = HMC(0.6, num_steps=5, momentum=Momentum(0.0), bounds=bounds)
+    draws = sample(
+        key, energy, params, start, sampler=sampler, num_draws=1, num_warmup=40
+    )
+    x = np.sort(np.asarray(draws.x).ravel())
+    assert x[0] >= np.asarray(bounds.lower)
+    assert x[-1] <= np.asarray(bounds.upper)
+    away = np.abs(distribution(x) - (np.arange(len(x)) + 0.5) / len(x)).max()
+    assert away < 1.95 / np.sqrt(len(x))  # Kolmogorov, one in a thousand
+
+
+def test_what_is_no_number_is_rejected_counted_and_forgotten(key):
+    start = jnp.zeros((50, 1))
+    for flip in FLIPS:
+        sampler = HMC(1.0, flip=flip)
+        draws = sample(key, half_line, 0.0, start, sampler=sampler, num_draws=200)
+        assert np.isfinite(draws.x).all()
+        assert draws.x.min() >= -1
+        assert 0.05 < draws.info.diverged.mean() < 0.5
+    ahead = LookAheadHMC(1.0)
+    draws = sample(key, half_line, 0.0, start, sampler=ahead, num_draws=200)
+    assert np.isfinite(draws.x).all()
+    assert draws.info.diverged.mean() > 0.05
+
+
+def test_states_may_be_trees(key):
+    def energy(params, x):
+        return jnp.sum((x["a"] - 1) ** 2) + jnp.sum((x["b"] + 2 * x["a"][0]) ** 2)
+
+    start = {"a": jnp.zeros((200, 2)), "b": jnp.zeros((200, 2, 2))}
+    means = sample_mean(
+        key,
+        energy,
+        0.0,
+        start,
+        statistic=dict,
+        sampler=HMC(0.3, num_steps=5),
+        num_draws=100,
+        num_warmup=50,
+    )
+    for name, value in (("a", 1.0), ("b", -2.0)):
+        away = (means.mean[name] - value) / means.stderr[name]
+        assert np.abs(away).max() < 5
+
+
+def test_bad_samplers_and_starts_are_refused(key):
+    run = partial(sample, key, num_draws=1)
+    with pytest.raises(ValueError, match="step_size must be positive, got 0.0"):
+        HMC(0)
+    with pytest.raises(ValueError, match="kept must be from 0 to 1, got 2.0"):
+        Momentum(2)
+    with pytest.raises(ValueError, match="bounds need a metric of lengths"):
+        HMC(0.1, metric=np.eye(2), bounds=Bounds(0.0))
+    with pytest.raises(ValueError, match="jitter.num_steps must be below the 1 steps"):
+        HMC(0.1, jitter=Jitter(num_steps=1))
+    bounded = HMC(0.1, bounds=Bounds(0.0, 1.0))
+    with pytest.raises(ValueError, match="within the bounds, got 2.0 at coordinate 0"):
+        run(line, 1.0, jnp.array([[0.5], [2.0]]), sampler=bounded)
+    with pytest.raises(ValueError, match="at a finite energy, got nan in chain 1"):
+        run(half_line, 1.0, jnp.array([[0.5], [-2.0]]), sampler=HMC(0.1))
+    with pytest.raises(ValueError, match="energy must return a scalar"):
+        run(lambda params, x: x, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1))
+    with pytest.raises(ValueError, match="metric must be lengths of 2 coordinates"):
+        run(crooked, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1, metric=jnp.ones(3)))
+    with pytest.raises(ValueError, match="look_ahead must be an integer of at least 1"):
+        LookAheadHMC(0.1, look_ahead=0)
