@@ -57,7 +57,7 @@ from probjax.objectives.score import (
 from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
-from probjax.progress import progress_bar
+from probjax.progress import draws_bar, progress_bar
 from probjax.samplers import sample, sample_mean
 from probjax.types import Data, closed_form, recipe, static
 from probjax.uncertainty import Uncertainty, uncertainty
@@ -111,6 +111,7 @@ __all__ = [
     "charts",
     "closed_form",
     "cross_validate",
+    "draws_bar",
     "exact",
     "fit",
     "fit_nodes",

@@ -1,8 +1,13 @@
-"""A progress bar for long fits, drawn on the host between compiled chunks."""
+"""Progress bars for long runs, drawn on the host between compiled chunks."""
 
 from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from probjax.fitting import Progress
+from probjax.samplers.run import Draws
 
 
 def progress_bar(total: int | None = None) -> Callable[[Progress], None]:
@@ -11,11 +16,7 @@ def progress_bar(total: int | None = None) -> Callable[[Progress], None]:
     Args:
         total: the number of steps at which the bar is full, if there is one.
     """
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError("a progress bar needs tqdm: pip install tqdm") from error
-    bar = tqdm(total=total, unit="step")
+    bar = _bar(total, "step")
 
     def show(progress: Progress) -> None:
         bar.set_postfix_str(
@@ -26,3 +27,23 @@ def progress_bar(total: int | None = None) -> Callable[[Progress], None]:
         bar.update(int(progress.step) - bar.n)
 
     return show
+
+
+def draws_bar(num_draws: int) -> Callable[[Draws], None]:
+    """A callback for `sample` that draws a tqdm bar: draws, and their acceptance."""
+    bar = _bar(num_draws, "draw")
+
+    def show(draws: Draws) -> None:
+        accept = float(jnp.mean(draws.info.accept))
+        bar.set_postfix_str(f"accepted {accept:.3f}", refresh=False)
+        bar.update(jax.tree.leaves(draws.x)[0].shape[1])
+
+    return show
+
+
+def _bar(total: int | None, unit: str) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("a progress bar needs tqdm: pip install tqdm") from error
+    return tqdm(total=total, unit=unit)

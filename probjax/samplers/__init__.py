@@ -1,5 +1,8 @@
 """Markov chains that leave a model unchanged. Each sees one state at a time."""
 
+from probjax.leapfrog import Bounds as Bounds
+from probjax.leapfrog import drift_kick_drift as drift_kick_drift
+from probjax.leapfrog import kick_drift_kick as kick_drift_kick
 from probjax.samplers.cluster import SwendsenWang as SwendsenWang
 from probjax.samplers.cluster import Wolff as Wolff
 from probjax.samplers.gibbs import ColourGibbs as ColourGibbs
@@ -7,10 +10,21 @@ from probjax.samplers.gibbs import HeatBath as HeatBath
 from probjax.samplers.gibbs import colours as colours
 from probjax.samplers.gibbs import every_site as every_site
 from probjax.samplers.gibbs import random_sites as random_sites
+from probjax.samplers.hmc import HMC as HMC
+from probjax.samplers.hmc import Jitter as Jitter
+from probjax.samplers.hmc import Momentum as Momentum
+from probjax.samplers.hmc import reduced_flip as reduced_flip
+from probjax.samplers.hmc import slice_flip as slice_flip
+from probjax.samplers.hmc import standard_flip as standard_flip
+from probjax.samplers.lookahead import LookAheadHMC as LookAheadHMC
 from probjax.samplers.metropolis import Metropolis as Metropolis
 from probjax.samplers.run import Draws as Draws
 from probjax.samplers.run import Means as Means
+from probjax.samplers.run import resume as resume
 from probjax.samplers.run import sample as sample
 from probjax.samplers.run import sample_mean as sample_mean
 from probjax.samplers.tempering import Tempered as Tempered
 from probjax.samplers.tempering import swap_rates as swap_rates
+from probjax.samplers.tuning import LENGTHS as LENGTHS
+from probjax.samplers.tuning import MATRIX as MATRIX
+from probjax.samplers.tuning import tune as tune

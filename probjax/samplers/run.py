@@ -24,6 +24,7 @@ from probjax.types import (
     State,
     check_count,
     floating,
+    is_concrete,
 )
 
 
@@ -36,6 +37,8 @@ class Draws(NamedTuple):
     """What the steps told, leaves `(chain, draw)`: the mean over the steps between."""
     state: Any
     """The sampler's last states, leaves `(chain, ...)`; their `x` can start a run."""
+    step: Array
+    """How many steps every chain has taken by then; `resume` goes on from there."""
 
 
 class Means(NamedTuple):
@@ -63,6 +66,8 @@ def sample(
     num_draws: int,
     num_warmup: int = 0,
     thin: int = 1,
+    callback: Callable[[Draws], Any] | None = None,
+    callback_every: int = 100,
 ) -> Draws:
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
@@ -71,9 +76,41 @@ def sample(
         num_draws: states to keep of each chain.
         num_warmup: steps to take and forget before the first.
         thin: steps from one state that is kept to the next.
+        callback: called on the host with the last `callback_every` draws, as
+            `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    return _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin)
+    if callback is None:
+        return _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin)
+    states, step = _begin(key, energy, params, x, sampler, num_warmup)
+    go_on = partial(_go_on, key, energy, params, sampler, thin)
+    return _in_chunks(go_on, states, step, num_draws, callback, callback_every)
+
+
+def resume(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    draws: Draws,
+    *,
+    sampler: Sampler,
+    num_draws: int,
+    thin: int = 1,
+    callback: Callable[[Draws], Any] | None = None,
+    callback_every: int = 100,
+) -> Draws:
+    """The draws that come after `draws`, as if the run had not ended.
+
+    With the arguments of that run they are the same to the bit, whether it was ended by
+    its callback, or what the callback saved was loaded again.
+    """
+    check_count("num_draws", num_draws)
+    check_count("thin", thin)
+    go_on = partial(_go_on, key, energy, params, sampler, thin)
+    if callback is None:
+        return go_on(num_draws, draws.state, draws.step)
+    every = callback_every
+    return _in_chunks(go_on, draws.state, draws.step, num_draws, callback, every)
 
 
 def sample_mean(
@@ -165,14 +202,47 @@ def _chains(key, energy, params, x, sampler, num_warmup):
 @partial(jax.jit, static_argnums=(1, 5, 6, 7))
 def _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin):
     chains, states = _chains(key, energy, params, x, sampler, num_warmup)
+    return _drawn(chains, states, jnp.asarray(num_warmup), num_draws, thin)
 
+
+@partial(jax.jit, static_argnums=(1, 5))
+def _begin(key, energy, params, x, sampler, num_warmup):
+    _, states = _chains(key, energy, params, x, sampler, num_warmup)
+    return states, jnp.asarray(num_warmup)
+
+
+@partial(jax.jit, static_argnums=(1, 4, 5))
+def _go_on(key, energy, params, sampler, thin, num_draws, states, step):
+    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
+    chains = _Chains(keys, sampler, potential(energy, params))
+    return _drawn(chains, states, step, num_draws, thin)
+
+
+def _drawn(chains, states, step, num_draws, thin):
     def draw(states, number):
-        states, info = chains.advance(states, thin, num_warmup + number * thin)
+        states, info = chains.advance(states, thin, step + number * thin)
         return states, (states.x, info)
 
     states, kept = jax.lax.scan(draw, states, jnp.arange(num_draws))
     draws, info = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), kept)
-    return Draws(draws, info, states)
+    return Draws(draws, info, states, step + num_draws * thin)
+
+
+def _in_chunks(go_on, states, step, num_draws, callback, every):
+    """Draws a few at a time, with the host in between."""
+    check_count("callback_every", every)
+    if not is_concrete((states, step)):
+        raise ValueError("sample inside jit or vmap cannot call back")
+    parts, made = [], 0
+    while made < num_draws:
+        part = go_on(min(every, num_draws - made), states, step)
+        made += len(jax.tree.leaves(part.x)[0][0])
+        states, step = part.state, part.step
+        parts.append((part.x, part.info))
+        if callback(part):
+            break
+    x, info = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)
+    return Draws(x, info, states, step)
 
 
 @partial(jax.jit, static_argnums=(1, 4, 6, 7, 8))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import exact, ising, samplers
+from probjax import exact, ising, samplers, storage
 from probjax.samplers import run
 
 PARAMS = random_ising(0, 4, scale=0.5)
@@ -94,3 +94,30 @@ def test_bad_input_is_refused_in_a_sentence(options, message, key):
     options = dict(x=START, sampler=SWEEPS, num_draws=1) | options
     with pytest.raises(ValueError, match=message):
         samplers.sample(key, ising.energy, PARAMS, **options)
+
+
+def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path):
+    sampler = samplers.HMC(0.4, flip=samplers.slice_flip)
+    start = jax.random.normal(key, (6, 3))
+    run_all = partial(samplers.sample, key, well, 0.5, start, sampler=sampler)
+    whole = run_all(num_draws=10, num_warmup=4, thin=2)
+    path = tmp_path / "draws.npz"
+
+    def save_and_end(draws):
+        storage.save(path, draws)
+        return int(draws.step) >= 4 + 2 * 6
+
+    first = run_all(
+        num_draws=10, num_warmup=4, thin=2, callback=save_and_end, callback_every=3
+    )
+    chex.assert_shape(first.x, (6, 6, 3))
+    rest = samplers.resume(
+        key, well, 0.5, storage.load(path), sampler=sampler, num_draws=4, thin=2
+    )
+    np.testing.assert_array_equal(jnp.concatenate([first.x, rest.x], 1), whole.x)
+    chex.assert_trees_all_equal(rest.state, whole.state)
+    assert rest.step == whole.step == 24
+
+
+def well(params, x):
+    return params * jnp.sum((x**2 - 1) ** 2) + 0.1 * x[0]
