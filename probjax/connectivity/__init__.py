@@ -26,3 +26,4 @@ from probjax.connectivity.steps import BallSteps as BallSteps
 from probjax.connectivity.steps import CubeSteps as CubeSteps
 from probjax.connectivity.steps import GaussianSteps as GaussianSteps
 from probjax.connectivity.steps import Steps as Steps
+from probjax.connectivity.trajectories import Hamiltonian as Hamiltonian

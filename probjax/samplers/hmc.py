@@ -266,7 +266,7 @@ class HMC:
         flat, _ = ravel_pytree(x)
         v = jax.random.normal(momentum_key, flat.shape, flat.dtype)
         slice_ = jax.random.uniform(slice_key, (), flat.dtype, -1, 1)
-        return HMCState(phase_at(potential, x, v), slice_, jnp.asarray(0))
+        return HMCState(phase_at(potential, x, v), slice_, jnp.zeros((), int))
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: HMCState

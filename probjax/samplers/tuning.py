@@ -40,7 +40,8 @@ from probjax.types import (
 )
 
 NUM_STAGES = 5
-GAMMA, KAPPA, DELAY = 0.05, 0.75, 10
+# Gentler than for one chain, whose acceptance is noise: that of many is a signal.
+GAMMA, KAPPA, DELAY = 0.5, 0.75, 10
 
 
 class Spread(NamedTuple):
@@ -179,7 +180,7 @@ def _follow(first, averaging, accept, target):
     count = averaging.steps + 1
     share = 1 / (count + DELAY)
     miss = (1 - share) * averaging.miss + share * (target - accept)
-    log_step = first + jnp.log(10.0) - jnp.sqrt(count) / GAMMA * miss
+    log_step = first - jnp.sqrt(count) / GAMMA * miss
     share = count**-KAPPA
     mean = share * log_step + (1 - share) * averaging.mean_log_step
     mean_accept = averaging.accept + (accept - averaging.accept) / count
@@ -203,9 +204,10 @@ def _merged(spread, first, second):
 
 
 def _shrunk(spread, moments):
-    """A little towards equal spreads, as little as there are many draws."""
+    """Covariances a little towards none, the less the more draws there are."""
     size = len(moments.mean)
     unit = spread.unit(size).astype(moments.square.dtype)
-    mean = jnp.sum(unit * moments.square) / size
     weight = moments.total / (moments.total + size + 5)
-    return weight * moments.square + (1 - weight) * mean * unit
+    mixed = weight * moments.square + (1 - weight) * unit * moments.square
+    # What never moved has no length: it is given one that can be divided by.
+    return mixed + unit * jnp.finfo(mixed.dtype).tiny
