@@ -4,7 +4,16 @@ A model is one function, `energy(params, x)`, of one state; p(x) is proportional
 exp(-energy). Everything else here works on any such function.
 """
 
-from probjax import annealing, charts, exact, goodness, samplers, storage
+from probjax import (
+    annealing,
+    charts,
+    diagnostics,
+    exact,
+    goodness,
+    interop,
+    samplers,
+    storage,
+)
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -113,6 +122,7 @@ __all__ = [
     "charts",
     "closed_form",
     "cross_validate",
+    "diagnostics",
     "draws_bar",
     "exact",
     "fit",
@@ -120,6 +130,7 @@ __all__ = [
     "fit_path",
     "flow",
     "goodness",
+    "interop",
     "ising",
     "loss",
     "mean_field",
