@@ -19,7 +19,7 @@ def as_data(data: PyTree | Data) -> Data:
     if weights is not None:
         weights = _checked_weights(weights, rows)
     if mask is not None:
-        mask = _checked_mask(mask, x)
+        mask = _checked_mask(mask, x, weights)
         x = jax.tree.map(_covered, x, mask)
     if not holds(jnp.isfinite, x):
         missing = "" if mask is not None else "; say what is missing by Data(x, mask=)"
@@ -36,8 +36,8 @@ def refuse_mask(data: Data, why: str) -> None:
     """Refuse data with missing entries, saying `why`."""
     if data.mask is not None:
         raise ValueError(
-            f"{why}: leave out rows with missing entries, or fit PseudoLikelihood or "
-            "MPF, which compare states that differ in observed entries"
+            f"{why}: leave out rows with missing entries. Bits and letters can be "
+            "fitted with them, by PseudoLikelihood or MPF"
         )
 
 
@@ -46,8 +46,7 @@ def mean_of_observed(data: Data) -> PyTree:
     weights = data.weights
 
     def mean(x, seen):
-        shape = (len(x), *(1,) * (x.ndim - 1))
-        each = 1 if weights is None else weights.reshape(shape)
+        each = 1 if weights is None else _along(weights, x)
         counts = jnp.where(seen, each, 0)
         return jnp.sum(counts * x, axis=0) / jnp.sum(counts, axis=0)
 
@@ -60,7 +59,7 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     """The distinct rows, sorted, each weighing as much as its copies did together.
 
     Losses and gradients are the same as with the rows repeated, at the cost of the
-    distinct rows only. Works on the host.
+    distinct rows only, unless something is drawn for every row. Works on the host.
 
     >>> unique_rows(np.array([[0, 1], [1, 1], [0, 1]])).weights.tolist()
     [2.0, 1.0]
@@ -103,7 +102,7 @@ def _checked_weights(weights, rows):
     return weights
 
 
-def _checked_mask(mask, x):
+def _checked_mask(mask, x, weights):
     mask = jax.tree.map(jnp.asarray, mask)
     shapes, mine = jax.tree.map(jnp.shape, x), jax.tree.map(jnp.shape, mask)
     if jax.tree.flatten(shapes) != jax.tree.flatten(mine):
@@ -113,12 +112,19 @@ def _checked_mask(mask, x):
             raise ValueError(
                 f"mask must be of booleans, True where observed, got {leaf.dtype}"
             )
-    if not holds(_is_seen, mask):
+    rows = jnp.ones(num_rows(Data(x)), bool) if weights is None else weights > 0
+    counted = jax.tree.map(lambda leaf: leaf & _along(rows, leaf), mask)
+    if not holds(_is_seen, counted):
         raise ValueError(
-            "mask must leave every entry observed in some row, as nothing can be "
-            "learned of one that never was"
+            "mask must leave every entry observed in some row of weight, as nothing "
+            "can be learned of one that never was"
         )
     return mask
+
+
+def _along(rows, leaf):
+    """What is known of rows, in the shape of a leaf's."""
+    return rows.reshape(len(rows), *(1,) * (leaf.ndim - 1))
 
 
 def _is_seen(mask):

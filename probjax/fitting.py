@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from probjax.data import as_data, num_rows
+from probjax.data import as_data, num_rows, refuse_mask
 from probjax.rounds import Plan, Progress, run_compiled, run_with_callback
 from probjax.rows import default_chunk_size, loss_over_rows
 from probjax.types import (
@@ -35,7 +35,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     check_count,
-    closed_forms,
     float_dtype,
     holds,
     is_concrete,
@@ -90,7 +89,8 @@ def fit(
     does if its loss is not finite in the end.
 
     Args:
-        data: rows, or a `Data` of rows with weights.
+        data: rows, or a `Data` of rows with weights or with a mask of what was
+            observed, which takes many rounds: see `probjax.missing`.
         optimizer: an optax optimizer in place of L-BFGS; build it once, as optax
             transformations compare by identity. It keeps its state across rounds.
         penalty: a term to add. With one that is not smooth the default becomes a
@@ -132,8 +132,13 @@ def fit(
         raise ValueError(
             f"batch_size must be from 1 to the {num_rows(data)} rows, got {batch_size}"
         )
+    if data.mask is not None and num_rounds == 1:
+        raise ValueError(
+            "missing entries are filled from the model, once in every round, so that "
+            "one round knows too little: give num_rounds=20"
+        )
     if penalty is None and optimizer is None and stop is None:
-        _warn_of_unbounded(objective, params, data)
+        warn_of_unbounded(objective, params, data)
     kind = float_dtype(params)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, objective, penalty, chart = of_kind(
@@ -176,6 +181,7 @@ def loss(
     `key` is for what is random in the objective; `chunk_size` is as for `fit`.
     """
     data = at_door(objective, params, data)
+    refuse_mask(data, "a loss is of complete rows")
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     params, objective = of_kind(float_dtype(params), (params, objective))
@@ -227,9 +233,9 @@ class UnboundedWarning(UserWarning):
     """Some parameters have no finite estimate: where they end says nothing."""
 
 
-def _warn_of_unbounded(objective, params, data):
-    # An objective need not have an energy; one that has may have more to say.
-    told = closed_forms(getattr(objective, "energy", fit)).get("unbounded")
+def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
+    """Warn if the objective knows parameters that these data leave without estimate."""
+    told = getattr(objective, "unbounded", None)
     if told is not None and is_concrete((params, data)):
         with jax.ensure_compile_time_eval():
             trouble = told(params, data)

@@ -69,7 +69,7 @@ class Comparison(NamedTuple):
         if entries is None:
             where = np.unravel_index(z.argmax(), z.shape)
         else:
-            where = np.asarray(entries)[z.argmax()]
+            where = np.atleast_1d(np.asarray(entries)[z.argmax()])
         chance = z.size * erfc(threshold / sqrt(2))
         return (
             f"{np.sum(z > threshold)} of {z.size} entries differ by more than "

@@ -5,9 +5,10 @@ from it in observed entries: their gaps say what was seen against what was not. 
 gap depends on all of a state, so something has to stand for the rest. In the first
 round of a fit it is what other rows have there, at random. From then on it is drawn
 from the model as it is, given the row's other entries, one sweep of the heat bath in
-each round. If entries are missing at random, the completed rows are then draws from
-the model itself where that is true, and the estimate is consistent: give `fit` ten
-rounds or more. What stands where an entry is missing never makes a difference.
+each round: give `fit` twenty. What stood where an entry is missing never makes a
+difference. If whether entries are missing depends on nothing in the row, completed rows
+are draws from the model where it is true, and the estimate is consistent; for moves at
+single sites it may depend on what was observed.
 
 Reference: Rubin, Biometrika 63, 581 (1976); Celeux and Diebolt, Comp. Stat. Quarterly
 2, 73 (1985), for the alternation (stochastic EM).

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from probjax.data import as_data, refuse_mask
 from probjax.fitting import Progress, default_tolerance, fit
 from probjax.types import (
     Array,
@@ -98,6 +99,8 @@ def fit_path(
         A `Path`.
     """
     _check(penalty, strengths, num_strengths, smallest)
+    data = as_data(data)
+    refuse_mask(data, "a path has one round for each strength")
 
     def learn(start, strength):
         return fit(

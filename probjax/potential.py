@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.types import (
     Array,
+    Data,
     Energy,
     Float,
     Params,
@@ -120,6 +121,12 @@ def check_energy(energy: Energy, params: Params, x: State) -> None:
     shape = jnp.shape(jax.eval_shape(energy, params, x))
     if shape != ():
         raise ValueError(f"energy must return a scalar, got shape {shape}")
+
+
+def unbounded(energy: Energy, params: Params, data: Data) -> str:
+    """What in the data leaves parameters without a finite estimate; "" if not known."""
+    form = closed_forms(energy).get("unbounded")
+    return "" if form is None else form(params, data)
 
 
 def _combine(weights, terms):

@@ -271,6 +271,9 @@ class Objective(Protocol):
     `params`. `reduce(values, weights)` is a weighted mean of some transform of the
     values, so that blocks of rows combine: it reduces the blocks' results by their
     total weights.
+
+    It may also have `unbounded(params, data)`, which says in words what has no finite
+    estimate, and `minimised = False` if its value has no meaning, only its gradient.
     """
 
     @property

@@ -12,6 +12,7 @@ inverse of the Fisher matrix over the number of rows.
 Reference: Godambe, Ann. Math. Stat. 31, 1208 (1960); White, Econometrica 50, 1 (1982).
 """
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -20,8 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.data import num_rows
-from probjax.fitting import Fit, at_door, of_kind
+from probjax.data import num_rows, refuse_mask
+from probjax.fitting import (
+    ConvergenceWarning,
+    Fit,
+    at_door,
+    of_kind,
+    warn_of_unbounded,
+)
 from probjax.rows import cut_chunk, default_chunk_size, loss_over_rows
 from probjax.types import (
     Array,
@@ -33,6 +40,7 @@ from probjax.types import (
     Penalty,
     PyTree,
     float_dtype,
+    is_concrete,
 )
 
 DIRECTIONS = 32
@@ -87,9 +95,10 @@ def uncertainty(
 ) -> Uncertainty:
     """The sandwich covariance of parameters found by `fit`, from the same arguments.
 
-    Weights are counts: a weight of 2 is two rows alike. The noise is that of the rows,
-    taken as independent; what a penalty does to the estimate on average, and what was
-    drawn at random in the objective or for missing entries, is not in it.
+    Weights are counts: a weight of 2 is two rows alike. The noise is that of the rows
+    with what was drawn for each, all taken as independent; what a penalty does to the
+    estimate on average is not in it. Couplings without a finite estimate, of which
+    there is a warning, have no error bars either: theirs are of where the fit ended.
 
     Args:
         objective: as it was fitted. Contrastive divergences are no function that is
@@ -110,6 +119,20 @@ def uncertainty(
             "without it, and ask there"
         )
     data = at_door(objective, fitted.params, data)
+    refuse_mask(data, "error bars do not know what missing entries would have said")
+    if getattr(objective, "exclude_data", False):
+        raise ValueError(
+            "with exclude_data rows decide on the neighbours of others, so that the "
+            "loss is no sum over rows: there are no error bars for it"
+        )
+    if is_concrete(fitted.converged) and not fitted.converged:
+        warnings.warn(
+            "error bars are of a minimum, which the fit has not come to",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    if penalty is None:
+        warn_of_unbounded(objective, fitted.params, data)
     kind = float_dtype(fitted.params)
     parts = (objective, fitted.params, fitted.context, penalty, chart)
     size = chunk_size or default_chunk_size(data)
@@ -148,14 +171,15 @@ def _sandwich(objective, params, context, penalty, chart, data, *, chunk_size):
     def row(point, x, rows):
         return objective.row(to_params(point), x, rows)
 
-    noise = _noise(objective.reduce, row, point, *over_rows(point), data, context.rows)
+    rows = (data, context.rows)
+    noise = _noise(objective.reduce, row, point, *over_rows(point), *rows, chunk_size)
     inverse_hessian, flat = _inverse(hessian)
     slopes = jax.jacfwd(lambda p: ravel_pytree(to_params(p))[0])(point)
     spread = slopes @ inverse_hessian
-    return Uncertainty(params, spread @ noise @ spread.T, slopes @ flat)
+    return Uncertainty(params, spread @ noise @ spread.T, _of_length_one(slopes @ flat))
 
 
-def _noise(reduce, row, point, value, gradient, data, context):
+def _noise(reduce, row, point, value, gradient, data, context, most):
     """sum_r w_r u_r u_r'; `value` and `gradient` are those of the reduction."""
     weights = data.weights
     if weights is None:
@@ -176,7 +200,7 @@ def _noise(reduce, row, point, value, gradient, data, context):
         return change[0] * gradient + change[1] * slope
 
     count = num_rows(data)
-    size = max(1, min(count, ENTRIES // point.size))
+    size = max(1, min(count, most, ENTRIES // point.size))
 
     def add(i, sum_):
         (x, rows), mine = cut_chunk(i, size, (data.x, context), weights)
@@ -199,9 +223,12 @@ def _inverse(hessian):
     curved = values > 100 * jnp.finfo(values.dtype).eps * values[-1]
     inverse = (vectors * jnp.where(curved, 1 / values, 0)[None]) @ vectors.T
     loose = scale[:, None] * jnp.where(curved[None], 0, vectors)
-    lengths = jnp.sqrt(jnp.sum(loose**2, axis=0))
-    loose = loose / jnp.where(lengths > 0, lengths, 1)[None]
     return scale[:, None] * inverse * scale[None], loose
+
+
+def _of_length_one(columns):
+    lengths = jnp.sqrt(jnp.sum(columns**2, axis=0))
+    return columns / jnp.where(lengths > 0, lengths, 1)[None]
 
 
 def _itself(params):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.data import as_data, num_rows
+from probjax.data import as_data, num_rows, refuse_mask
 from probjax.fitting import loss
 from probjax.path import Path, fit_path
 from probjax.types import (
@@ -95,7 +95,14 @@ def cross_validate(
             are those of the path on all data.
     """
     check_count("num_folds", num_folds, least=2)
+    for loss_of in (objective, score):
+        if not getattr(loss_of, "minimised", True):
+            raise ValueError(
+                f"the value of {type(loss_of).__name__} says nothing to choose by: "
+                "give another objective, as PseudoLikelihood"
+            )
     data = as_data(data)
+    refuse_mask(data, "strengths are compared on complete rows")
     if not is_concrete((params, data)):
         raise ValueError("cross_validate works on the host: not inside jit or vmap")
     fold_key, fit_key, score_key = jax.random.split(key, 3)
@@ -136,7 +143,7 @@ def _deal(key, data, num_folds):
     count = num_rows(data)
     weights = np.ones(count) if data.weights is None else np.asarray(data.weights)
     counts = np.round(weights).astype(int)
-    copies = counts if np.array_equal(counts, weights) else np.ones(count, int)
+    copies = counts if np.array_equal(counts, weights) else (weights > 0).astype(int)
     if copies.sum() < num_folds:
         raise ValueError(
             f"num_folds must not exceed the {copies.sum()} rows, got {num_folds}"

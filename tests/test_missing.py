@@ -3,12 +3,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from small_models import counted_states, random_ising
 
 from probjax import (
+    L2,
     MPF,
-    RISE,
     AllFlips,
     BitFlips,
     ContrastiveDivergence,
@@ -16,24 +17,31 @@ from probjax import (
     GaussianSteps,
     Joined,
     MaximumLikelihood,
+    NodeLikelihood,
     NoiseContrast,
     PseudoLikelihood,
     ScoreMatching,
     SiteChanges,
+    cross_validate,
     exact,
     fit,
     fit_nodes,
+    fit_path,
+    flow,
     ising,
+    loss,
     mean_field,
     potts,
+    uncertainty,
     unique_rows,
 )
-from probjax.annealing import Bernoulli
+from probjax.annealing import Bernoulli, fit_bernoulli
 from probjax.missing import draw_from_model, draw_from_others, observed_moves
 from probjax.potential import potential
 from probjax.samplers import HeatBath
 
 SIZE = 4
+ADAM = optax.adam(0.05)
 DATA = counted_states(SIZE)
 MASK = np.random.default_rng(1).uniform(size=DATA.x.shape) < 0.7
 
@@ -110,36 +118,66 @@ def test_fill_from_the_model_leaves_it_unchanged(x64, key):
     assert chi_square < 30  # of 7 degrees of freedom
 
 
-@pytest.mark.parametrize("make", [MPF, PseudoLikelihood])
-def test_rounds_lead_to_the_truth_and_a_single_one_does_not(make, key):
+def test_rounds_lead_to_the_truth_by_every_loss(key):
+    """And the first, whose filling knows nothing of couplings, does not."""
     truth = random_ising(1, SIZE)
-    count = 40_000
-    x = exact.sample(key, ising.energy, truth, SIZE, num_draws=count)
+    x = exact.sample(key, ising.energy, truth, SIZE, num_draws=40_000)
     mask = jax.random.bernoulli(jax.random.key(2), 0.6, x.shape)
-    learn = partial(fit, key, make(ising.energy), start(), Data(x, None, mask))
-    one, many = (learn(num_rounds=n).params.coupling for n in (1, 30))
-    whole = fit(key, make(ising.energy), start(), x).params.coupling
-    noise = np.abs(whole - truth.coupling).max()
-    assert np.abs(many - truth.coupling).max() < 4 * noise + 0.05
-    assert np.abs(one - truth.coupling).max() > 0.3
+    data = Data(jnp.where(mask, x, -1), None, mask)
+
+    def miss(params):
+        return np.abs(params.coupling - truth.coupling).max()
+
+    for objective in (MPF(ising.energy), PseudoLikelihood(ising.energy)):
+        learn = partial(fit, key, objective, start(), data)
+        assert miss(learn(num_rounds=30).params) < 0.2
+    first = fit(key, objective, start(), draw_from_others(key, data))
+    assert miss(first.params) > 0.4
+    units = fit_nodes(key, NodeLikelihood, ising.energy, start(), data)
+    assert miss(ising.symmetrised(units.params)) < 0.2
 
 
-def test_units_on_their_own_take_a_mask(key):
-    data = Data(np.where(MASK, DATA.x, -1), DATA.weights, MASK)
-    found = fit_nodes(key, RISE, ising.energy, start(), data)
-    assert found.converged.all()
+def test_minibatches_and_trees_take_a_mask(key):
+    """The same fit, the state in one array or in two leaves."""
+
+    def energy(params, x):
+        return ising.energy(params, jnp.concatenate([x["a"], x["b"]]))
+
+    def split(rows):
+        return {"a": rows[:, :1], "b": rows[:, 1:]}
+
+    x = jnp.asarray(np.repeat(DATA.x, 10, axis=0), float)
+    mask = jnp.asarray(np.repeat(MASK, 10, axis=0))
+    options = dict(optimizer=ADAM, num_rounds=40, steps_per_round=8, batch_size=20)
+    plain = fit(
+        key, PseudoLikelihood(ising.energy), start(), Data(x, None, mask), **options
+    )
+    trees = Data(split(x), None, split(mask))
+    other = fit(key, PseudoLikelihood(energy), start(), trees, **options)
+    filled = plain.context.rows.x
+    np.testing.assert_array_equal(filled[mask], x[mask])
+    both = other.context.rows.x
+    joined = jnp.concatenate([both["a"], both["b"]], axis=1)
+    np.testing.assert_array_equal(joined[mask], x[mask])
+    assert set(np.unique(joined)) == {0, 1}
+    np.testing.assert_allclose(plain.loss, other.loss, rtol=0.3)
 
 
 def test_masks_that_make_no_sense_are_refused(key):
-    learn = partial(fit, key, PseudoLikelihood(ising.energy), start())
+    learn = partial(fit, key, PseudoLikelihood(ising.energy), start(), num_rounds=2)
     with pytest.raises(ValueError, match=r"mask must be shaped like data, \(16, 4\)"):
         learn(Data(DATA.x, None, MASK[:, :3]))
     with pytest.raises(ValueError, match="True where observed, got float"):
         learn(Data(DATA.x, None, MASK.astype(float)))
     with pytest.raises(ValueError, match="every entry observed in some row"):
         learn(Data(DATA.x, None, np.zeros_like(MASK)))
+    unweighed = np.where(np.arange(16) % 2, 1.0, 0.0)
+    with pytest.raises(ValueError, match="every entry observed in some row of weight"):
+        learn(Data(DATA.x, unweighed, np.broadcast_to(unweighed == 0, (4, 16)).T))
     with pytest.raises(ValueError, match="say what is missing by Data"):
         learn(np.where(MASK, DATA.x, np.nan))
+    with pytest.raises(ValueError, match="one round knows too little: give num_rounds"):
+        fit(key, PseudoLikelihood(ising.energy), start(), Data(DATA.x, None, MASK))
 
 
 @pytest.mark.parametrize(
@@ -160,13 +198,25 @@ def test_objectives_of_complete_rows_say_why_they_refuse(objective, why, key):
     if isinstance(objective, NoiseContrast):
         params = objective.start(params)
     with pytest.raises(ValueError, match=why):
-        fit(key, objective, params, data)
+        fit(key, objective, params, data, num_rounds=2)
 
 
 def test_estimates_of_complete_rows_refuse_a_mask():
-    for estimate in (mean_field, unique_rows):
+    data = Data(DATA.x, None, MASK)
+    key, objective = jax.random.key(0), PseudoLikelihood(ising.energy)
+    fitted = fit(key, objective, start(), DATA)
+    for estimate in (
+        mean_field,
+        unique_rows,
+        fit_bernoulli,
+        partial(loss, key, objective, start()),
+        partial(flow, key, ising.energy, start()),
+        partial(fit_path, key, objective, start(), penalty=L2(1.0)),
+        partial(cross_validate, key, objective, start(), penalty=L2(1.0)),
+        partial(uncertainty, objective, fitted),
+    ):
         with pytest.raises(ValueError, match="leave out rows with missing entries"):
-            estimate(Data(DATA.x, None, MASK))
+            estimate(data)
 
 
 def test_letters_are_filled_with_letters(key):

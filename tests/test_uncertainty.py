@@ -12,9 +12,11 @@ from probjax import (
     L2,
     MPF,
     ContrastiveDivergence,
+    ConvergenceWarning,
     Data,
     MaximumLikelihood,
     PseudoLikelihood,
+    UnboundedWarning,
     charts,
     exact,
     fit,
@@ -115,7 +117,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(key):
 
     found = trial(jax.random.split(key, 300))
     z = np.concatenate([found.bias, found.coupling], axis=1)
-    # 300 trials of 10 entries that hang together in part: .013 is three sigma.
+    # 3,000 entries: a sigma is .004 and .013, were they independent.
     assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 0.015
     assert abs(z.std() - 1) < 0.04
 
@@ -145,10 +147,44 @@ def test_what_is_frozen_has_no_error(key):
     assert (stderr.coupling > 0.01).all()
 
 
+def test_looseness_does_not_depend_on_the_chart(key):
+    """A parameter that nothing depends on, small and kept positive."""
+
+    def energy(params, x):
+        return ising.energy(params["used"], x)
+
+    start = {"used": ising.from_matrix(jnp.eye(2)), "spare": jnp.asarray(1e-3)}
+    data = exact.states(2)
+    objective = PseudoLikelihood(energy)
+    positive = charts.Positive({"used": False, "spare": True})
+    for chart in (None, positive):
+        fitted = fit(key, objective, start, data, chart=chart)
+        stderr = uncertainty(objective, fitted, data, chart=chart).stderr
+        assert np.isinf(stderr["spare"])
+        assert np.isfinite(flat(stderr["used"])).all()
+
+
+def test_error_bars_of_what_has_no_estimate_are_told(key):
+    data = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    objective = PseudoLikelihood(ising.energy)
+    with pytest.warns(UnboundedWarning):
+        fitted = fit(key, objective, ising.from_matrix(jnp.zeros((2, 2))), data)
+    with pytest.warns(UnboundedWarning, match="units 0 and 1 are never both on"):
+        uncertainty(objective, fitted, data)
+    short = fitted._replace(converged=jnp.asarray(False))
+    with (
+        pytest.warns(ConvergenceWarning, match="error bars are of a minimum"),
+        pytest.warns(UnboundedWarning),
+    ):
+        uncertainty(objective, short, data)
+
+
 def test_estimates_without_a_curvature_are_refused(key):
     objective = ContrastiveDivergence(ising.energy, HeatBath())
     fitted = fit(key, PseudoLikelihood(ising.energy), start(), DATA)
     with pytest.raises(ValueError, match="ContrastiveDivergence is no loss that is"):
         uncertainty(objective, fitted, DATA)
+    with pytest.raises(ValueError, match="with exclude_data rows decide"):
+        uncertainty(MPF(ising.energy, exclude_data=True), fitted, DATA.x[:4])
     with pytest.raises(ValueError, match="not smooth leaves no error bars"):
         uncertainty(MPF(ising.energy), fitted, DATA, penalty=L1(0.1))

@@ -6,6 +6,7 @@ from small_models import LINEAR, counted_states
 
 from probjax import (
     L2,
+    ContrastiveDivergence,
     Data,
     MaximumLikelihood,
     PseudoLikelihood,
@@ -16,6 +17,7 @@ from probjax import (
     loss,
 )
 from probjax.path import Path
+from probjax.samplers import HeatBath
 from probjax.validation import Validation, _deal
 
 SIZE = 5
@@ -59,6 +61,8 @@ def test_copies_are_dealt_one_by_one_and_other_rows_whole(key):
     wholes = _deal(key, Data(np.ones((6, 1)), np.full(6, 0.5)), 3)
     np.testing.assert_array_equal(np.sort(wholes, 1), [[0, 0, 0, 0, 0.5, 0.5]] * 3)
     np.testing.assert_array_equal(wholes.sum(0), np.full(6, 0.5))
+    some = _deal(key, Data(np.ones((8, 1)), np.array([0.5, 0.7, *[0.0] * 6])), 2)
+    assert (some.sum(1) > 0).all()
     plain = _deal(key, Data(np.ones((5, 1))), 2)
     np.testing.assert_array_equal(plain.sum(0), np.ones(5))
     assert sorted(plain.sum(1)) == [2, 3]
@@ -74,6 +78,9 @@ def test_simplest_is_the_strongest_within_noise_of_the_best():
 def test_bad_folds_are_refused(key):
     with pytest.raises(ValueError, match="num_folds must be an integer of at least 2"):
         cross_validate(key, OBJECTIVE, start(), DATA, penalty=L2(1.0), num_folds=1)
+    divergence = ContrastiveDivergence(ising.energy, HeatBath())
+    with pytest.raises(ValueError, match="value of ContrastiveDivergence says nothing"):
+        cross_validate(key, OBJECTIVE, start(), DATA, penalty=L2(1.0), score=divergence)
     with pytest.raises(ValueError, match="num_folds must not exceed the 3 rows, got 4"):
         cross_validate(
             key, OBJECTIVE, start(), DATA.x[:3], penalty=L2(1.0), num_folds=4

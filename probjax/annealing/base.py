@@ -12,7 +12,7 @@ import numpy as np
 from jax.nn import softplus
 
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, mean_of_observed, num_rows, refuse_mask
+from probjax.data import as_data, num_rows, refuse_mask
 from probjax.types import (
     Array,
     ArrayLike,
@@ -111,8 +111,9 @@ def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
     So a bit that never changes keeps finite odds.
     """
     data = as_data(data)
+    refuse_mask(data, "means are taken of complete rows")
     x = binary(data.x)
-    mean = mean_of_observed(data._replace(x=x))
+    mean = jnp.average(x, 0, data.weights)
     count = num_rows(data) if data.weights is None else data.weights.sum()
     mean = (count * mean + 0.5) / (count + 1)
     return Bernoulli(x.shape[1], jax.scipy.special.logit(mean))

@@ -43,6 +43,11 @@ class SiteGrid:
     def __post_init__(self):
         check_count("num_points", self.num_points, least=2)
         bounds = (self.lower, self.upper)
+        if is_concrete(bounds) and not all(np.isfinite(b).all() for b in bounds):
+            raise ValueError(
+                f"bounds must be finite to be integrated over, got {self.lower} and "
+                f"{self.upper}"
+            )
         if is_concrete(bounds) and not np.all(np.less(*bounds)):
             raise ValueError(
                 f"lower must be below upper, got {self.lower} and {self.upper}"

@@ -133,14 +133,24 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
 
 
 def unbounded(params: Params, data: Data) -> str:
-    """Which pairs never take one of their four joint states, in words; "" if none.
+    """Which units never change, or pairs lack a joint state, in words; "" if none.
 
-    The likelihood and its kin then rise for ever as a coupling (or a bias, where a unit
-    never changes) goes to infinity.
+    The likelihood and its kin then rise for ever as a bias or a coupling goes to
+    infinity. Pairs that were never observed together are not among them.
     """
-    counts = _joint_counts(data)
+    counts = np.asarray(_joint_counts(data))
+    on, off = np.diagonal(counts[0]), np.diagonal(counts[3])
+    constant = np.flatnonzero((on == 0) | (off == 0))
+    if constant.size:
+        first = constant[0]
+        return (
+            f"{constant.size} of {len(on)} units never change (unit {first} is always "
+            f"{'off' if on[first] == 0 else 'on'}), so their biases have no finite "
+            "estimate"
+        )
     first, second = pair_indices(len(params.bias), params.edges)
-    missing = np.asarray(counts)[:, first, second] == 0
+    counts = counts[:, first, second]
+    missing = (counts == 0) & (counts.sum(0) > 0)[None]
     pairs = np.flatnonzero(missing.any(0))
     if not pairs.size:
         return ""
@@ -156,14 +166,21 @@ def unbounded(params: Params, data: Data) -> str:
 
 @jax.jit
 def _joint_counts(data):
-    """The weight of rows with two units on, on and off, off and on, and off."""
-    weights = jnp.ones(len(data.x)) if data.weights is None else data.weights
-    seen = jnp.ones(data.x.shape) if data.mask is None else data.mask.astype(float)
-    on, off = data.x * seen, (1 - data.x) * seen
+    """In how many rows two units are both on, on and off, off and on, and both off."""
+    x = data.x
     # Whether a row has weight matters, and not how much: sums stay exact.
-    has = (weights > 0).astype(on.dtype)[:, None]
-    pairs = ((on, on), (on, off), (off, on), (off, off))
-    return jnp.stack([(has * one).T @ other for one, other in pairs])
+    has = jnp.ones(len(x)) if data.weights is None else data.weights > 0
+    has = has.astype(x.dtype)[:, None]
+    seen = has if data.mask is None else has * data.mask
+    both_on = (seen * x).T @ (seen * x)
+    if data.mask is None:
+        on = jnp.broadcast_to(jnp.diagonal(both_on)[:, None], both_on.shape)
+        total = jnp.sum(has)
+    else:
+        on, total = (seen * x).T @ seen, seen.T @ seen
+    return jnp.stack(
+        [both_on, on - both_on, on.T - both_on, total - on - on.T + both_on]
+    )
 
 
 @closed_form(

@@ -38,6 +38,7 @@ from probjax.types import (
     State,
     check_count,
     float_dtype,
+    holds,
     recipe,
     static,
 )
@@ -56,7 +57,8 @@ class Normalised(NamedTuple):
 class NoiseContrast:
     """The data against `num_noise` draws of `base` for every row.
 
-    It is fitted in `Normalised` parameters, begun with `start(params)`. The noise, a
+    It is fitted in `Normalised` parameters, begun with `start(params)`; a penalty that
+    spares log Z has `weights=Normalised(weights, 0.0)`. The noise, a
     row's context, is drawn anew at every refresh and fixed in between, so that the
     loss is a function to be minimised.
     """
@@ -76,6 +78,11 @@ class NoiseContrast:
 
     def prepare(self, params: Normalised, data: Data) -> Data:
         refuse_mask(data, "noise contrast compares densities of complete rows")
+        if data.weights is not None and not holds(_is_share, data.weights):
+            raise ValueError(
+                "weights above 1 would count one draw of noise for many rows: give "
+                "rows as often as they were seen, without weights"
+            )
         if not isinstance(params, Normalised):
             raise ValueError(
                 "noise contrast learns log Z too: start from objective.start(params)"
@@ -107,3 +114,7 @@ class NoiseContrast:
 
     def rest(self, params: Normalised, shared: PyTree) -> Scalar:
         return jnp.zeros(())
+
+
+def _is_share(weight):
+    return weight <= 1

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.connectivity import BitFlips
-from probjax.data import as_data
+from probjax.data import as_data, refuse_mask
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
 from probjax.types import Connectivity, Data, Energy, Gaps, Params, PRNGKeyArray, Scalar
@@ -65,8 +65,10 @@ def flow(
 
     Overflows where log K, the loss of `MPF`, does not.
     """
+    data = as_data(data)
+    refuse_mask(data, "the flow is that of complete rows")
     objective = MPF(energy, connectivity=connectivity, exclude_data=exclude_data)
-    return _flow(key, objective, params, objective.prepare(params, as_data(data)))
+    return _flow(key, objective, params, objective.prepare(params, data))
 
 
 @jax.jit

@@ -21,7 +21,7 @@ from probjax.missing import (
     observed_moves,
 )
 from probjax.observed import check_excludable, index, unobserved_neighbours
-from probjax.potential import check_energy, potential
+from probjax.potential import check_energy, potential, unbounded
 from probjax.types import (
     Array,
     Connectivity,
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 class GapObjective:
     """`reduce` over rows of `score` of the gaps to their neighbours.
 
-    A row's context is a `Kept`, or () where nothing is kept. With `exclude_data` the
+    A row's context is a `Kept`; () will do where nothing is. With `exclude_data` the
     data, ready to be looked up, are shared; where entries are missing, whether a round
     has begun.
     """
@@ -128,6 +128,10 @@ class GapObjective:
 
     def rest(self, params: Params, shared: PyTree) -> Scalar:
         return jnp.zeros(())
+
+    def unbounded(self, params: Params, data: Data) -> str:
+        """What in the data leaves parameters without a finite estimate, in words."""
+        return unbounded(self.energy, params, data)
 
     def _counted(self, kept, data, shared):
         """Which neighbours count, () if all do."""

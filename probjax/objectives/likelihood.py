@@ -18,7 +18,7 @@ from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
 from probjax.data import refuse_mask
 from probjax.objectives.reduce import mean
-from probjax.potential import check_energy
+from probjax.potential import check_energy, unbounded
 from probjax.types import (
     Array,
     Context,
@@ -87,6 +87,10 @@ class MaximumLikelihood:
         return exact.log_z(
             self.energy, params, shared.size, num_states=shared.num_states
         )
+
+    def unbounded(self, params: Params, data: Data) -> str:
+        """What in the data leaves parameters without a finite estimate, in words."""
+        return unbounded(self.energy, params, data)
 
     def _space(self, x):
         return Space(num_sites(x), self.num_states)

@@ -194,6 +194,8 @@ def test_pairs_that_lack_a_joint_state_are_told():
     assert "(units 1 and 2 are never off and on)" in told
     chain = ising.init(jax.random.key(0), 3, edges=[(0, 1), (1, 2)])
     assert ising.unbounded(chain, Data(never_on)) == ""
+    told = ising.unbounded(chain, Data(data[data[:, 1] == 1]))
+    assert told.startswith("1 of 3 units never change (unit 1 is always on)")
     # What was not observed was not seen.
     mask = np.ones(data.shape, bool)
     mask[-1] = [True, True, False]

@@ -75,5 +75,8 @@ def test_parameters_without_log_z_are_refused(key):
         fit(key, objective, objective.start(TRUTH), jnp.zeros((3, 5)))
     with pytest.raises(ValueError, match="num_noise must be an integer of at least 1"):
         NoiseContrast(ising.energy, Bernoulli(SIZE), num_noise=0)
+    data = Data(jnp.zeros((3, SIZE)), jnp.array([1.0, 2.0, 1.0]))
+    with pytest.raises(ValueError, match="weights above 1 would count one draw"):
+        fit(key, objective, objective.start(TRUTH), data)
     with pytest.raises(ValueError, match="needs data of 0 and 1"):
         fit(key, objective, objective.start(TRUTH), Data(jnp.full((3, SIZE), 0.5)))

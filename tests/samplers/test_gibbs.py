@@ -170,6 +170,19 @@ def test_bad_input_is_refused_in_a_sentence(key):
         samplers.HeatBath(1)
     with pytest.raises(ValueError, match="masks over the 3 sites"):
         run(jnp.zeros((1, 3)), sampler=samplers.ColourGibbs(jnp.ones((2, 4))))
+    for pair in ((0, 3), (1, 2), (2, 5)):
+        coupled = random_ising(0, 6, edges=[pair])
+        together = jnp.zeros((2, 6)).at[0, jnp.array(pair)].set(1)
+        together = together.at[1].set(1 - together[0])
+        with pytest.raises(ValueError, match="bits of one colour must not interact"):
+            samplers.sample(
+                jax.random.key(0),
+                ising.energy,
+                coupled,
+                jnp.zeros((1, 6)),
+                sampler=samplers.ColourGibbs(together),
+                num_draws=1,
+            )
     with pytest.raises(ValueError, match="colours need edges"):
         samplers.colours(None, 3)
     with pytest.raises(ValueError, match="rbm.BlockGibbs is for rbm.energy alone"):
