@@ -11,10 +11,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.cli demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -4,6 +4,13 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Programs of one file are of no use to the next, and fill the memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):
