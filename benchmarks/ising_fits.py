@@ -214,10 +214,14 @@ def plateau(errors: Sequence[float]) -> int:
 
 
 def correlation(moments: exact.Moments) -> np.ndarray:
-    """Pearson correlations from first and second moments."""
+    """Pearson correlations from first and second moments.
+
+    Moments known to 1e-7 say nothing of units with a variance below 1e-6: 0 for them.
+    """
     mean, second = np.asarray(moments.mean), np.asarray(moments.second)
     covariance = second - np.outer(mean, mean)
-    scale = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    variance = np.diag(covariance)
+    scale = np.where(variance > 1e-6, np.sqrt(np.abs(variance)), np.inf)
     return covariance / np.outer(scale, scale)
 
 

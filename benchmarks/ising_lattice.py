@@ -67,7 +67,7 @@ NUM_FOLDS = 3
 MOST_STEPS, MOST_EXACT_STEPS, MOST_NODE_STEPS = 800, 10, 150
 NUM_ROUNDS = {"CD-1": 3000, "CD-10": 1000, "PCD": 3000}
 VALIDATED = ("2.5, so that 2 J_ij has 10", "10, literally")
-SLOW = ("RISE", "exact ML", "CD-10", "PCD")
+SLOW = {("RISE", "all pairs")}
 FEWEST_EFFECTIVE = 100
 PUBLISHED = {
     "MPF": (0.0172, 0.0025, 60),
@@ -90,7 +90,14 @@ COMPARED = (
     ("of K", "fixed"),
     ("validated", "validated"),
 )
-ORDERING = "TO BE WRITTEN"
+ORDERING = (
+    "Without a penalty, and with one that is cross-validated, PL is nearer the truth "
+    "in J and by KL. MPF is nearer in J where PL has L2 of 1e-4 and MPF what 1e-4 "
+    "added to K amounts to: on the lattice at variance 10 that is the order the "
+    "thesis published, and by KL it is the other way round there too. So the order is "
+    "one of penalties and of stopping, not of the methods. All flips bring MPF's KL "
+    "down and leave its error in J; by KL, CD is ahead of both at variances 5 and 10."
+)
 
 
 class Problem(NamedTuple):
@@ -287,7 +294,7 @@ def fitted(
     compiling: dict[tuple[str, str], float],
 ) -> Fitted:
     """One way on every problem; what is slow on the first alone."""
-    if each.method in SLOW:
+    if (each.method, pairs) in SLOW:
         problems = problems[:1]
     learned = [timed(partial(each.learn, given.train)) for given in problems]
     named = (each.method, pairs)
@@ -403,8 +410,8 @@ def outcome_table(
         f"{FIXED:g} / K, to which {FIXED:g} added to K itself amounts. CD and PCD: "
         f"batches of {BATCH}, {NUM_PARTICLES} particles, rate falling in a line from "
         f"{FASTEST} to {SLOWEST} over centred units. At most {MOST_STEPS} steps; exact "
-        f"ML at most {MOST_EXACT_STEPS}, from PL's minimum, whose time is counted; RISE "
-        f"at most {MOST_NODE_STEPS} for each unit.",
+        f"ML at most {MOST_EXACT_STEPS}, from PL's minimum, whose time is counted; "
+        f"RISE at most {MOST_NODE_STEPS} for each unit.",
     )
 
 

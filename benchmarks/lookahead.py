@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table, ratio, time_together
-from benchmarks.hmc_flips import blocks_made, correlation, experts
+from benchmarks.hmc_flips import WINDOW, blocks_made, correlation, experts
 from probjax import sample
 from probjax.samplers import (
     HMC,
     LookAheadHMC,
     Momentum,
     reduced_flip,
+    resume,
     slice_flip,
     standard_flip,
 )
@@ -58,6 +59,15 @@ class Target(NamedTuple):
     """How many there are from a draw to the next."""
     budget: int
     """How many each chain may spend."""
+
+
+class Peer(NamedTuple):
+    """An algorithm of blackjax."""
+
+    make: Callable[..., Any]
+    """It, of a log density."""
+    thin: int
+    """How many of its steps there are from a draw to the next."""
 
 
 class Run(NamedTuple):
@@ -110,8 +120,8 @@ def targets() -> dict[str, Target]:
             1e4,
             {},
             gains={"reduced": 1.23, "look-ahead 2": 1.62, "look-ahead 4": 2.77},
-            gradients=10,
-            budget=40_000,
+            gradients=20,
+            budget=80_000,
         ),
         "rough well, 2-d": Target(
             rough_well,
@@ -121,7 +131,7 @@ def targets() -> dict[str, Target]:
             {1: (0.442, 0.558), 4: (0.293, 0.554, 0.099, 0.036, 0.019)},
             {"reduced": 0.78, "look-ahead 2": 1.66, "look-ahead 4": 3.20},
             gradients=100,
-            budget=100_000,
+            budget=400_000,
         ),
     }
 
@@ -210,16 +220,18 @@ def leaps_taken(target: Target, look_ahead: int, count: int) -> np.ndarray:
 
 def times(options: Options, name: str, target: Target) -> Table:
     """Autocorrelation times in gradients."""
-    num_chains, budget = (40, target.budget // 5) if options.quick else (100, None)
-    budget = budget or target.budget
+    num_chains, budget = 100, target.budget
+    if options.quick:
+        num_chains, budget = 40, budget // 5
+        target = target._replace(gradients=NUM_STEPS)
     x = target.exact(num_chains)
     calls = {
         label: partial(run_ours, target, x, sampler, budget)
         for label, sampler in samplers().items()
     }
     calls |= {
-        label: partial(run_peer, target, x, make, budget)
-        for label, make in peers(target, x).items()
+        label: partial(run_peer, target, x, peer, budget)
+        for label, peer in peers(target, x).items()
     }
     return Table(
         f"{name}: {num_chains} chains of {budget:,} gradients",
@@ -228,40 +240,45 @@ def times(options: Options, name: str, target: Target) -> Table:
             "time in gradients",
             "+-",
             "gain",
+            "+-",
             "known",
-            "time as made",
             "gain as made",
             "energy off",
             "+-",
         ),
         time_rows(calls, target, budget),
-        "Time: of the coordinate that is widest, or of both in the well, integrated, "
-        "in gradients that a chain needs; as made: in those evaluated in its batch, in "
-        "blocks by `lazily`, by NUTS until the longest path is done. Gain: over "
-        "standard flips. Known: of other runs. blackjax has our step, path and share "
+        "Time: the integrated autocorrelation time of the coordinate that is widest, "
+        "or of both in the well, in gradients that a chain needs, its error from "
+        "groups of chains. Gain: over standard flips; as made: by the gradients that "
+        "were evaluated in the batch, in blocks by `lazily`, by NUTS until the longest "
+        "path is done. Known: of other runs. blackjax has our step, path and share "
         "of momentum (GHMC leaps one step), but HMC and NUTS draw it anew, and MCLMC, "
         "of two gradients a step, is as its own tuning leaves it. Energy off: its mean "
         "less the exact one, per dimension.",
     )
 
 
-def time_rows(calls: dict[str, Callable[[], Run]], target: Target, budget: int):
-    rows, base = [], np.nan
+def time_rows(
+    calls: dict[str, Callable[[], Run]], target: Target, budget: int
+) -> list[tuple]:
+    rows, base = [], None
     for label, call in calls.items():
         done = call()
         found = correlation(watched(target, done.x))
-        time, made = found.time * done.alone, found.time * done.made
-        base = time if label == STANDARD else base
-        row = (
-            label,
-            time if np.isfinite(time) else f"over {budget // 5:,}",
-            found.stderr * done.alone if np.isfinite(time) else "",
-            base / time if np.isfinite(base / time) else "",
-            target.gains.get(label, ""),
-            made if np.isfinite(made) else "",
-            base / made if np.isfinite(base / made) else "",
-        )
-        rows.append((*row, *energy_off(target, done.x)))
+        off = energy_off(target, done.x)
+        if np.isnan(found.time):
+            too_long = f"over {budget // WINDOW:,}"
+            rows.append((label, too_long, *5 * [""], *off))
+            continue
+        spent, share = found.time * done.alone, found.stderr / found.time
+        base = (spent, share) if label == STANDARD else base
+        gained: tuple = ("", "", "")
+        if base is not None:
+            gain = base[0] / spent
+            error = 0.0 if label == STANDARD else gain * np.hypot(base[1], share)
+            gained = (gain, float(error), gain * done.alone / done.made)
+        known = target.gains.get(label, "")
+        rows.append((label, spent, spent * share, *gained[:2], known, gained[2], *off))
     return rows
 
 
@@ -292,13 +309,12 @@ def samplers() -> dict[str, Any]:
 
 def run_ours(target: Target, x: jax.Array, sampler: Any, budget: int) -> Run:
     go = partial(sample, jax.random.key(2), target.energy, target.params, x)
-    info = go(sampler=sampler, num_draws=200).info
-    alone, made = leaps_made(sampler, info)
     thin = target.gradients // NUM_STEPS
-    num_draws = int(budget / (thin * NUM_STEPS * alone))
-    draws = go(sampler=sampler, num_draws=num_draws, thin=thin)
-    steps = thin * NUM_STEPS
-    return Run(np.asarray(draws.x), steps * alone, steps * made)
+    draws = go(sampler=sampler, num_draws=budget // target.gradients, thin=thin)
+    # Only single steps tell how many lanes of a batch were in need at a time.
+    info = draws.info if thin == 1 else go(sampler=sampler, num_draws=200).info
+    alone, made = (target.gradients * leaps for leaps in leaps_made(sampler, info))
+    return Run(np.asarray(draws.x)[:, : int(budget / alone)], alone, made)
 
 
 def leaps_made(sampler: Any, info: Any) -> tuple[float, float]:
@@ -314,31 +330,38 @@ def leaps_made(sampler: Any, info: Any) -> tuple[float, float]:
     return 1 + alone, 1 + sum(blocks_made(lanes) for lanes in needed)
 
 
-def peers(target: Target, x: jax.Array) -> dict[str, Callable[..., Any]]:
-    """blackjax's algorithms, functions of the log density."""
+def peers(target: Target, x: jax.Array) -> dict[str, Peer]:
     import blackjax
 
     unit = jnp.ones(x.shape[1])
     replaced = 1 - (1 - REPLACED) ** (1 / NUM_STEPS)
     length, step = tuned_mclmc(target, x)
     return {
-        "blackjax HMC": partial(
-            blackjax.hmc,
-            step_size=STEP,
-            inverse_mass_matrix=unit,
-            num_integration_steps=NUM_STEPS,
+        "blackjax HMC": Peer(
+            partial(
+                blackjax.hmc,
+                step_size=STEP,
+                inverse_mass_matrix=unit,
+                num_integration_steps=NUM_STEPS,
+            ),
+            target.gradients // NUM_STEPS,
         ),
-        "blackjax NUTS": partial(
-            blackjax.nuts, step_size=STEP, inverse_mass_matrix=unit
+        "blackjax NUTS": Peer(
+            partial(blackjax.nuts, step_size=STEP, inverse_mass_matrix=unit), 1
         ),
-        "blackjax GHMC": partial(
-            blackjax.ghmc,
-            step_size=STEP,
-            momentum_inverse_scale=unit,
-            alpha=replaced,
-            delta=SLICE_DRIFT,
+        "blackjax GHMC": Peer(
+            partial(
+                blackjax.ghmc,
+                step_size=STEP,
+                momentum_inverse_scale=unit,
+                alpha=replaced,
+                delta=SLICE_DRIFT,
+            ),
+            target.gradients,
         ),
-        "blackjax MCLMC": partial(blackjax.mclmc, L=length, step_size=step),
+        "blackjax MCLMC": Peer(
+            partial(blackjax.mclmc, L=length, step_size=step), target.gradients // 2
+        ),
     }
 
 
@@ -360,31 +383,20 @@ def tuned_mclmc(target: Target, x: jax.Array) -> tuple[float, float]:
     return float(found.L), float(found.step_size)
 
 
-def run_peer(
-    target: Target, x: jax.Array, make: Callable[..., Any], budget: int
-) -> Run:
-    algorithm = make(lambda x: -target.energy(target.params, x))
+def run_peer(target: Target, x: jax.Array, peer: Peer, budget: int) -> Run:
+    algorithm = peer.make(lambda x: -target.energy(target.params, x))
     keys = jax.random.split(jax.random.key(4), len(x))
     states = jax.jit(jax.vmap(algorithm.init))(x, keys)
-    chunk, parts, spent, made = 20, [], 0.0, 0.0
-    thin = thin_of(make, target.gradients)
-    go_on = peer_steps(algorithm.step, chunk, thin)
-    while spent < budget:
+    chunk, parts, alone, made = 20, [], 0.0, 0.0
+    go_on = peer_steps(algorithm.step, chunk, peer.thin)
+    while alone < budget:
         key = jax.random.fold_in(jax.random.key(5), len(parts))
-        states, draws, alone, batch = go_on(key, states)
+        states, draws, *spent = go_on(key, states)
         parts.append(np.asarray(draws))
-        spent, made = spent + float(alone), made + float(batch)
-    x_drawn = np.swapaxes(np.concatenate(parts), 0, 1)
+        alone, made = alone + float(spent[0]), made + float(spent[1])
     num_draws = chunk * len(parts)
-    return Run(x_drawn, spent / num_draws, made / num_draws)
-
-
-def thin_of(make: Any, gradients: int) -> int:
-    """Steps to a draw: of ten gradients, of one, of two, or of as many as it takes."""
-    import blackjax
-
-    steps = {blackjax.hmc: NUM_STEPS, blackjax.ghmc: 1, blackjax.mclmc: 2}
-    return gradients // steps[make.func] if make.func in steps else 1
+    drawn = np.swapaxes(np.concatenate(parts), 0, 1)
+    return Run(drawn, alone / num_draws, made / num_draws)
 
 
 def peer_steps(step: Callable[..., Any], num_draws: int, thin: int):
@@ -414,7 +426,7 @@ def peer_steps(step: Callable[..., Any], num_draws: int, thin: int):
 
 def speeds(options: Options) -> Table:
     """Seconds of a leapfrog step, beside blackjax's HMC."""
-    repeats, num_leaps = (5, 10) if options.quick else (11, 50)
+    repeats, num_leaps = (5, 10) if options.quick else (15, 50)
     num_chains, size = 1000, 100
     matrix = jax.random.normal(jax.random.key(6), (4 * size, size)) / 10
     problems = {
@@ -452,13 +464,16 @@ def speed_calls(energy, params, x, step_size, num_steps, num_leaps):
         inverse_mass_matrix=jnp.ones(x.shape[1]),
         num_integration_steps=num_steps,
     )
-    states = jax.jit(jax.vmap(lambda row: algorithm.init(row)))(x)
-    go_on = peer_steps(algorithm.step, 1, num_leaps)
     key = jax.random.key(8)
+    keys = jax.random.split(key, len(x))
+    states = jax.jit(jax.vmap(algorithm.init))(x, keys)
+    go_on = peer_steps(algorithm.step, 1, num_leaps)
+
+    start = sample(key, energy, params, x, sampler=sampler, num_draws=1)
 
     def ours():
-        return sample(
-            key, energy, params, x, sampler=sampler, num_draws=1, thin=num_leaps
+        return resume(
+            key, energy, params, start, sampler=sampler, num_draws=1, thin=num_leaps
         )
 
     return {"ours": ours, "blackjax": lambda: go_on(key, states)}
