@@ -27,12 +27,12 @@ class Frozen:
         values: a tree like the parameters; what it holds at free entries is not used.
         free: which entries may move.
 
-    >>> from probjax import PseudoLikelihood, fit, ising
+    >>> from probjax import PseudoLikelihood, exact, fit, ising
     >>> held = ising.Params(bias=jnp.array([0.0, 0.5, 1.0]), coupling=jnp.zeros(3))
     >>> chart = Frozen(held, free=ising.Params(bias=False, coupling=True))
-    >>> words = jnp.array([[0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
     >>> start, key = ising.init(jax.random.key(0), 3), jax.random.key(1)
-    >>> found = fit(key, PseudoLikelihood(ising.energy), start, words, chart=chart)
+    >>> data = exact.sample(key, ising.energy, start, 3, num_draws=100)
+    >>> found = fit(key, PseudoLikelihood(ising.energy), start, data, chart=chart)
     >>> found.params.bias.tolist()
     [0.0, 0.5, 1.0]
     """

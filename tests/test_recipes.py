@@ -129,7 +129,7 @@ def name(recipe):
 
 
 def another(leaf):
-    return not leaf if isinstance(leaf, bool) else leaf + 1.0
+    return not leaf if isinstance(leaf, bool) else 0.5 * leaf + 0.2
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)

@@ -72,6 +72,6 @@ def test_spaces_too_large_to_enumerate_are_refused(key):
     objective = MaximumLikelihood(ising.energy)
     with pytest.raises(ValueError, match="4194304"):
         fit(key, objective, ising.init(key, 30), jnp.zeros((2, 30)))
-    with pytest.raises(ValueError, match="0 and 1, got others"):
+    with pytest.raises(ValueError, match="0 and 1, got numbers that are not whole"):
         fit(key, objective, ising.init(key, 2), jnp.array([[0.5, 1]]))
     assert objective.init(key, None, Data(jnp.zeros((2, 3)))) != Context((), ())

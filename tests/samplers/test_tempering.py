@@ -57,7 +57,7 @@ class Still:
 class Perfect:
     """Draws anew from the potential, by enumeration."""
 
-    def prepare(self, x):
+    def prepare(self, potential, x):
         return x
 
     def init(self, key, potential, x):
