@@ -38,12 +38,15 @@ from probjax.types import (
 class Validation(NamedTuple):
     """The outcome of `cross_validate`."""
 
-    strengths: Float[Array, " n"]
-    """From the strongest penalty to the weakest."""
     scores: Float[Array, "fold n"]
     """The loss on each fold of the fits to the others, without the penalty."""
     path: Path
     """The fits to all data, `path.at(best)` above all."""
+
+    @property
+    def strengths(self) -> Float[Array, " n"]:
+        """From the strongest penalty to the weakest."""
+        return self.path.strengths
 
     @property
     def mean(self) -> Float[Array, " n"]:
@@ -135,7 +138,7 @@ def cross_validate(
     scores = [
         judge(learn(jnp.asarray(total - fold), path.strengths), fold) for fold in held
     ]
-    return Validation(path.strengths, jnp.stack(scores), path)
+    return Validation(jnp.stack(scores), path)
 
 
 def _deal(key, data, num_folds):

@@ -70,8 +70,7 @@ def test_copies_are_dealt_one_by_one_and_other_rows_whole(key):
 
 def test_simplest_is_the_strongest_within_noise_of_the_best():
     scores = jnp.array([[5.0, 2.2, 2.0, 3.0], [5.0, 1.9, 2.0, 3.0]])
-    path = Path(*[None] * 5)
-    found = Validation(jnp.array([4.0, 3.0, 2.0, 1.0]), scores, path)
+    found = Validation(scores, Path(*[None] * 5))
     assert (found.best, found.simplest) == (2, 1)
 
 

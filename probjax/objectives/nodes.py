@@ -108,7 +108,7 @@ def fit_nodes(
     each = jnp.ones(num_rows(data)) if data.weights is None else data.weights
     seen = jax.vmap(lambda mask: ravel_pytree(mask)[0])(data.mask)
     weights = seen.T * each[None]
-    learn = jax.jit(jax.vmap(one, (0, 0, None, 0)))
+    learn = jax.vmap(one, (0, 0, None, 0))
     fill_key, sweep_key = jax.random.split(key)
     x = draw_from_others(fill_key, data)
     start = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(units)), params)

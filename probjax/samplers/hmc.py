@@ -195,7 +195,7 @@ class HMC:
         metric: what a unit of momentum moves x by: lengths, or a matrix; see
             `leapfrog`.
         bounds: where x is confined. Not with a matrix.
-        jitter: of the leap's length.
+        jitter: of the leap's length, if any.
         integrator: `kick_drift_kick` or `drift_kick_drift`.
     """
 
@@ -205,14 +205,14 @@ class HMC:
     flip: Flip = static(default=standard_flip)
     metric: Float[Array, "..."] | None = None
     bounds: Bounds | None = None
-    jitter: Jitter = field(default_factory=Jitter)
+    jitter: Jitter | None = None
     integrator: Integrator = static(default=kick_drift_kick)
 
     def __post_init__(self):
         check_count("num_steps", self.num_steps)
         if is_concrete(self.step_size) and not np.all(np.asarray(self.step_size) > 0):
             raise ValueError(f"step_size must be positive, got {self.step_size}")
-        if self.jitter.num_steps >= self.num_steps:
+        if self.jitter is not None and self.jitter.num_steps >= self.num_steps:
             raise ValueError(
                 f"jitter.num_steps must be below the {self.num_steps} steps of a path, "
                 f"got {self.jitter.num_steps}"
@@ -312,9 +312,12 @@ class HMC:
     def _leap(self, key, kind):
         size_key, count_key = jax.random.split(key)
         step_size = jnp.asarray(self.step_size, kind)
-        share = jax.random.uniform(size_key, (), kind, -1, 1) * self.jitter.step_size
-        shorter = None
-        if self.jitter.num_steps:
+        shorter, share = None, 0.0
+        if self.jitter is not None:
+            share = self.jitter.step_size * jax.random.uniform(
+                size_key, (), kind, -1, 1
+            )
+        if self.jitter is not None and self.jitter.num_steps:
             shorter = jax.random.randint(count_key, (), 0, self.jitter.num_steps + 1)
         metric = None if self.metric is None else jnp.asarray(self.metric, kind)
         space = Space(metric, self.bounds)

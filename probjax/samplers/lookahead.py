@@ -63,7 +63,7 @@ class LookAheadHMC:
     momentum: Momentum = field(default_factory=Momentum)
     metric: Float[Array, "..."] | None = None
     bounds: Bounds | None = None
-    jitter: Jitter = field(default_factory=Jitter)
+    jitter: Jitter | None = None
 
     def __post_init__(self):
         check_count("look_ahead", self.look_ahead)
