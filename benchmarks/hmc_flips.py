@@ -115,7 +115,7 @@ def ring_starts(count: int) -> jax.Array:
 
 
 def flips(options: Options) -> Iterator[Table]:
-    num_chains, num_draws = (200, 2000) if options.quick else (1000, 4000)
+    num_chains, num_draws = (200, 2000) if options.quick else (400, 100_000)
     x = ring_starts(num_chains)
     found = {
         (order, rule): measure(x, order, rule, num_draws)

@@ -68,7 +68,7 @@ from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import draws_bar, progress_bar
-from probjax.samplers import sample, sample_mean
+from probjax.samplers import resume, sample, sample_mean
 from probjax.types import Data, closed_form, recipe, static
 from probjax.uncertainty import Uncertainty, uncertainty
 from probjax.validation import Validation, cross_validate
@@ -139,6 +139,7 @@ __all__ = [
     "progress_bar",
     "rbm",
     "recipe",
+    "resume",
     "sample",
     "sample_mean",
     "samplers",

@@ -34,7 +34,8 @@ def to_arviz(draws: Draws) -> Any:
     """`draws` as ArviZ has them: `InferenceData` before its version 1, then `DataTree`.
 
     The group `posterior` has the states, by the names of their fields, `x` if they are
-    one array; `sample_stats` has `acceptance_rate`, and `diverging` if it is told.
+    one array; `sample_stats` has `acceptance_rate`, and `diverging` and `energy` if
+    they are told.
     """
     try:
         import arviz
@@ -45,6 +46,8 @@ def to_arviz(draws: Draws) -> Any:
     stats = {"acceptance_rate": np.asarray(draws.info.accept)}
     if hasattr(draws.info, "diverged"):
         stats["diverging"] = np.asarray(draws.info.diverged) > 0
+    if hasattr(draws.info, "energy"):
+        stats["energy"] = np.asarray(draws.info.energy)
     groups: Any = {"posterior": states, "sample_stats": stats}
     if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.from_dict(**groups)

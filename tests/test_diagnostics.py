@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from probjax import diagnostics
-from probjax.diagnostics import Verdict
+from probjax.diagnostics import Verdict, chains
 
 
 def autoregressive(seed, rho, *shape):
@@ -90,16 +90,19 @@ def test_values_are_those_of_the_arviz_at_hand(found):
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         arviz = pytest.importorskip("arviz")
     assert_same(found, by_arviz(arviz))
+    with jax.enable_x64(True):
+        bfmi = diagnostics.bfmi(DRAWS[..., 0])
+    np.testing.assert_allclose(bfmi, arviz.bfmi(DRAWS[..., 0]), rtol=1e-6)
 
 
 def test_ranks_of_ties_are_shared_folded_or_not():
     """Four are the median itself, and some lie as far on its other side."""
     x = np.array([[2.0, -1.0, 0.0, 3.0, 0.0], [-2.0, 1.0, 0.0, 1.0, -0.0]])
-    ordered = diagnostics._sorted(x.astype(np.float32))
+    ordered = chains._sorted(x.astype(np.float32))
     np.testing.assert_array_equal(ordered, np.sort(x.ravel()))
     for found, values in [
-        (diagnostics._bulk_ranks(x, ordered), x),
-        (diagnostics._folded_ranks(x, ordered), np.abs(x - np.median(x))),
+        (chains._bulk_ranks(x, ordered), x),
+        (chains._folded_ranks(x, ordered), np.abs(x - np.median(x))),
     ]:
         less = values[..., None] > values.ravel()
         equal = values[..., None] == values.ravel()
@@ -183,7 +186,7 @@ def test_coordinates_of_a_tree_are_taken_a_few_at_a_time(monkeypatch):
     x = DRAWS[:, :40].astype(np.float32)
     x = np.concatenate([x, x[..., ::-1] ** 2, x[..., :2] + 1], axis=-1)
     alone = diagnostics.ess_mean(x)
-    monkeypatch.setattr(diagnostics, "AT_ONCE", 3 * 160)
+    monkeypatch.setattr(chains, "AT_ONCE", 3 * 160)
     tree = {"a": x.reshape(4, 40, 7, 2), "b": x[..., 3]}
     found = diagnostics.ess_mean(tree)
     np.testing.assert_allclose(found["a"], alone.reshape(7, 2), rtol=1e-4)

@@ -86,6 +86,8 @@ class HMCInfo(NamedTuple):
     """1 if the momentum was negated."""
     diverged: Scalar
     """1 if the energy rose beyond all bounds or was no number; never accepted."""
+    energy: Scalar
+    """E(x) + v'v / 2 where it ends, the momentum refreshed."""
 
 
 class Choice(NamedTuple):
@@ -288,6 +290,7 @@ class HMC:
             chance=jnp.exp(jnp.minimum(log_ratio, 0)),
             flip=choice.flip.astype(kind),
             diverged=(log_ratio < -DIVERGENT).astype(kind),
+            energy=hamiltonian(potential, phase),
         )
         return HMCState(phase, choice.slice, state.age + 1), info
 

@@ -47,6 +47,8 @@ class LookAheadInfo(NamedTuple):
     """1 if the momentum was negated."""
     diverged: Scalar
     """1 if the energy rose beyond all bounds or was no number at any leap."""
+    energy: Scalar
+    """E(x) + v'v / 2 where it ends, the momentum refreshed."""
     num_leaps: Scalar
     """How far it went, 0 if nowhere."""
     evaluations: Scalar
@@ -109,6 +111,7 @@ class LookAheadHMC:
             chance=first,
             flip=(~done).astype(kind),
             diverged=(worst > DIVERGENT).astype(kind),
+            energy=hamiltonian(potential, phase),
             num_leaps=taken.astype(kind),
             evaluations=evaluations,
         )

@@ -14,6 +14,7 @@ from probjax.leapfrog import (
     kick_drift_kick,
     phase_at,
 )
+from probjax.samplers import run
 from probjax.samplers.hmc import (
     HMC,
     HMCState,
@@ -276,8 +277,31 @@ def test_states_may_be_trees(key):
         assert np.abs(away).max() < 5
 
 
+def test_new_steps_metrics_and_parameters_compile_nothing_anew():
+    count = run._sample._cache_size()
+    for seed in range(3):
+        sampler = HMC(
+            0.1 + 0.1 * seed,
+            momentum=Momentum(0.2 * seed),
+            metric=jnp.full(2, 1.0 + seed),
+            bounds=Bounds(-5.0 - seed, 5.0),
+        )
+        start = jnp.full((3, 2), 0.1 * seed)
+        sample(
+            jax.random.key(seed), line, 1.0 * seed, start, sampler=sampler, num_draws=2
+        )
+    assert run._sample._cache_size() == count + 1
+
+
+def test_energy_is_that_of_the_state_and_its_momentum(key):
+    draws = sample(key, crooked, 0.0, jnp.zeros((4, 2)), sampler=HMC(0.3), num_draws=5)
+    v = draws.state.phase.v
+    expected = jax.vmap(MODEL)(draws.x[:, -1]) + jnp.sum(v**2, 1) / 2
+    np.testing.assert_allclose(draws.info.energy[:, -1], expected, rtol=1e-5)
+
+
 def test_bad_samplers_and_starts_are_refused(key):
-    run = partial(sample, key, num_draws=1)
+    start = partial(sample, key, num_draws=1)
     with pytest.raises(ValueError, match="step_size must be positive, got 0.0"):
         HMC(0)
     with pytest.raises(ValueError, match="kept must be from 0 to 1, got 2.0"):
@@ -288,12 +312,12 @@ def test_bad_samplers_and_starts_are_refused(key):
         HMC(0.1, jitter=Jitter(num_steps=1))
     bounded = HMC(0.1, bounds=Bounds(0.0, 1.0))
     with pytest.raises(ValueError, match="within the bounds, got 2.0 at coordinate 0"):
-        run(line, 1.0, jnp.array([[0.5], [2.0]]), sampler=bounded)
+        start(line, 1.0, jnp.array([[0.5], [2.0]]), sampler=bounded)
     with pytest.raises(ValueError, match="at a finite energy, got nan in chain 1"):
-        run(half_line, 1.0, jnp.array([[0.5], [-2.0]]), sampler=HMC(0.1))
+        start(half_line, 1.0, jnp.array([[0.5], [-2.0]]), sampler=HMC(0.1))
     with pytest.raises(ValueError, match="energy must return a scalar"):
-        run(lambda params, x: x, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1))
+        start(lambda params, x: x, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1))
     with pytest.raises(ValueError, match="metric must be lengths of 2 coordinates"):
-        run(crooked, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1, metric=jnp.ones(3)))
+        start(crooked, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1, metric=jnp.ones(3)))
     with pytest.raises(ValueError, match="look_ahead must be an integer of at least 1"):
         LookAheadHMC(0.1, look_ahead=0)
