@@ -68,7 +68,18 @@ from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import draws_bar, progress_bar
-from probjax.samplers import resume, sample, sample_mean
+from probjax.samplers import (
+    HMC,
+    HeatBath,
+    LookAheadHMC,
+    Metropolis,
+    Momentum,
+    SwendsenWang,
+    resume,
+    resume_mean,
+    sample,
+    sample_mean,
+)
 from probjax.types import Data, closed_form, recipe, static
 from probjax.uncertainty import Uncertainty, uncertainty
 from probjax.validation import Validation, cross_validate
@@ -90,13 +101,18 @@ __all__ = [
     "GaussianSteps",
     "GroupL1",
     "Hamiltonian",
+    "HMC",
+    "HeatBath",
     "HutchinsonScoreMatching",
     "Joined",
     "L1",
     "L2",
     "Listed",
     "LogRISE",
+    "LookAheadHMC",
     "MPF",
+    "Metropolis",
+    "Momentum",
     "MaximumLikelihood",
     "MinimumKLContraction",
     "MinimumVelocity",
@@ -116,6 +132,7 @@ __all__ = [
     "SiteChanges",
     "SlicedScoreMatching",
     "UnboundedWarning",
+    "SwendsenWang",
     "Uncertainty",
     "Validation",
     "annealing",
@@ -140,6 +157,7 @@ __all__ = [
     "rbm",
     "recipe",
     "resume",
+    "resume_mean",
     "sample",
     "sample_mean",
     "samplers",

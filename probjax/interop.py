@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.potential import Potential, potential
+from probjax.samplers.lazily import together
 from probjax.samplers.run import Draws
 from probjax.types import (
     Array,
@@ -141,12 +142,21 @@ class Blackjax:
         """
         inner = state.inner
         names = [name for name in inner._fields if name.startswith("logdensity")]
-        if len(potential.energies) == 1:
-            scale = potential.weights[0] / state.weights[0]
-            kept = {name: getattr(inner, name) for name in names}
-            return inner._replace(**jax.tree.map(lambda leaf: scale * leaf, kept))
-        fresh = self._started(key, potential, state.x)
-        return inner._replace(**{name: getattr(fresh, name) for name in names})
+        kept = {name: getattr(inner, name) for name in names}
+        if len(potential.energies) > 1:
+            return inner._replace(**_fresh(self, key, potential, state.x, kept))
+        # Of a weight of 0 nothing can be told of another.
+        lost = state.weights[0] == 0
+        fresh = together(_fresh, lost, self, key, potential, state.x, kept)
+        scale = potential.weights[0] / jnp.where(lost, 1, state.weights[0])
+        return inner._replace(
+            **jax.tree.map(lambda f, k: jnp.where(lost, f, scale * k), fresh, kept)
+        )
+
+
+def _fresh(sampler, key, potential, x, names):
+    started = sampler._started(key, potential, x)
+    return {name: getattr(started, name) for name in names}
 
 
 def _logdensity(potential):

@@ -34,6 +34,8 @@ from probjax.types import (
     recipe,
 )
 
+DIVERGENT = 1000.0
+
 
 class Phase(NamedTuple):
     """A state with its momentum, and what is known of it."""
@@ -61,6 +63,16 @@ class Bounds:
             raise ValueError(
                 f"lower must be below upper, got {self.lower} and {self.upper}"
             )
+
+    def check(self, size: int) -> None:
+        """Refuse bounds that are not of states of `size` coordinates."""
+        for name in ("lower", "upper"):
+            shape = np.shape(getattr(self, name))
+            if shape not in ((), (size,)):
+                raise ValueError(
+                    f"{name} must be one number or one for each of {size} coordinates, "
+                    f"got shape {shape}"
+                )
 
 
 @recipe
@@ -104,6 +116,29 @@ class Integrator(Protocol):
         num_steps: int | Array,
         /,
     ) -> Phase: ...
+
+
+def check_step_size(step_size: ArrayLike) -> None:
+    """Refuse steps that lead nowhere."""
+    if not is_concrete(step_size):
+        return
+    if not (np.all(np.greater(step_size, 0)) and np.all(np.isfinite(step_size))):
+        raise ValueError(f"step_size must be positive, got {step_size}")
+
+
+def check_metric(metric: ArrayLike | None, size: int) -> None:
+    """Refuse what is no metric of states of `size` coordinates."""
+    shape = np.shape(metric) if metric is not None else (size,)
+    if shape not in ((), (size,), (size, size)):
+        raise ValueError(
+            f"metric must be lengths of {size} coordinates or a square matrix, got "
+            f"shape {shape}"
+        )
+    if metric is None or not is_concrete(metric):
+        return
+    positive = len(shape) == 2 or np.all(np.greater(metric, 0))
+    if not (positive and np.isfinite(metric).all()):
+        raise ValueError(f"metric must be positive lengths, got {metric}")
 
 
 def phase_at(potential: Potential, x: State, v: Float[Array, " n"]) -> Phase:
@@ -168,7 +203,7 @@ def _reflected(x, bounds):
     """`x` folded back between its bounds, and -1 where that was an odd number of times.
 
     Between two bounds a free particle goes to and fro: its place has the period of
-    twice their distance.
+    twice their distance, and the nearest multiple of it is taken off.
     """
     lower, upper = (
         jnp.broadcast_to(jnp.asarray(bound, x.dtype), x.shape)
@@ -179,11 +214,11 @@ def _reflected(x, bounds):
     base = jnp.where(below, lower, jnp.where(above, upper, 0))
     inward = jnp.where(below, 1, -1).astype(x.dtype)
     depth = inward * (x - base)
-    width = jnp.where(below & above, upper - lower, jnp.inf)
-    # Without a far side the way is never round: any length that is longer will do.
-    width = jnp.where(jnp.isfinite(width), width, jnp.abs(depth) + 1)
-    round_trip = jnp.mod(depth, 2 * width)
-    turned = (round_trip > width) & (below | above)
-    folded = base + inward * jnp.where(turned, 2 * width - round_trip, round_trip)
-    sign = jnp.where(turned, -1, 1).astype(x.dtype)
-    return jnp.where(below | above, folded, x), sign
+    round_trip = jnp.where(below & above, 2 * (upper - lower), 1)
+    rounds = jnp.where(below & above, jnp.round(depth / round_trip), 0)
+    depth = depth - rounds * round_trip
+    folded = jnp.clip(base + inward * jnp.abs(depth), lower, upper)
+    # What crossed nothing keeps all its digits.
+    inside = (lower <= x) & (x <= upper)
+    turned = ~inside & (depth < 0)
+    return jnp.where(inside, x, folded), jnp.where(turned, -1, 1).astype(x.dtype)

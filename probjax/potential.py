@@ -118,7 +118,14 @@ def potential(energy: Energy, params: Params) -> Potential:
 
 def check_energy(energy: Energy, params: Params, x: State) -> None:
     """Refuse an energy that does not give one number for one state."""
-    shape = jnp.shape(jax.eval_shape(energy, params, x))
+    try:
+        shape = jnp.shape(jax.eval_shape(energy, params, x))
+    except (TypeError, ValueError, IndexError) as error:
+        shapes = jax.tree.map(jnp.shape, x)
+        raise ValueError(
+            f"energy fails on one state, which has shape {shapes} here ({error}); the "
+            "leading axis is of rows or chains"
+        ) from error
     if shape != ():
         raise ValueError(f"energy must return a scalar, got shape {shape}")
 

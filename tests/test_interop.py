@@ -115,6 +115,7 @@ def test_state_holds_for_all_weights(hmc):
 
     for (energies, args), before, after in [
         (one, jnp.array([2.0]), jnp.array([0.3])),
+        (one, jnp.array([0.0]), jnp.array([0.3])),
         (two, jnp.array([1.0, 0.0]), jnp.array([0.4, 0.6])),
     ]:
         found, fresh = densities(energies, args, before, after)

@@ -79,6 +79,20 @@ def test_gradient_vanishes_at_the_truth_and_not_without_the_ratio(x64, key):
     assert wrong > 1e-3
 
 
+def test_trajectories_that_diverge_count_for_nothing(key):
+    model, x = potential(quartic, 1.0), jnp.array([3.0])
+    far = Hamiltonian(1.0, num_steps=4, num_draws=5)
+    gaps = far.gaps(model, x, far.draw(key, model, x))
+    np.testing.assert_array_equal(gaps.weight, 0)
+    assert np.isfinite(gaps.gap).all()
+    near = Hamiltonian(0.01, num_draws=5)
+    assert near.gaps(model, x, near.draw(key, model, x)).weight.sum() == 1
+
+
+def quartic(params, x):
+    return params * jnp.sum(x**4)
+
+
 def test_bad_trajectories_are_refused(key):
     with pytest.raises(ValueError, match="step_size must be positive, got 0.0"):
         Hamiltonian(0)

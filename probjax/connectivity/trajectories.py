@@ -20,8 +20,17 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.connectivity.flips import num_sites
 from probjax.connectivity.general import generic_gaps
-from probjax.leapfrog import Space, kick_drift_kick, phase_at
+from probjax.leapfrog import (
+    DIVERGENT,
+    Space,
+    check_metric,
+    check_step_size,
+    hamiltonian,
+    kick_drift_kick,
+    phase_at,
+)
 from probjax.potential import Potential
 from probjax.types import (
     Array,
@@ -32,7 +41,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    is_concrete,
     recipe,
     static,
 )
@@ -45,6 +53,8 @@ class Ends(NamedTuple):
     """Leaves with a leading axis of trajectories."""
     log_ratio: Float[Array, " k"]
     """The kinetic energy that each has lost."""
+    weight: Float[Array, " k"]
+    """What each counts: nothing if it diverged."""
 
 
 @recipe
@@ -66,11 +76,12 @@ class Hamiltonian:
     def __post_init__(self):
         check_count("num_steps", self.num_steps)
         check_count("num_draws", self.num_draws)
-        if is_concrete(self.step_size) and not self.step_size > 0:
-            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        check_step_size(self.step_size)
 
     def prepare(self, x: State) -> State:
-        return jax.tree.map(floating, x)
+        x = jax.tree.map(floating, x)
+        check_metric(self.metric, num_sites(x))
+        return x
 
     def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Ends:
         flat, _ = ravel_pytree(x)
@@ -81,14 +92,19 @@ class Hamiltonian:
         def one(v):
             start = phase_at(potential, x, v)
             end = kick_drift_kick(space, potential, start, step_size, self.num_steps)
-            return Ends(end.x, (v @ v - end.v @ end.v) / 2)
+            log_ratio = (v @ v - end.v @ end.v) / 2
+            rise = hamiltonian(potential, end) - hamiltonian(potential, start)
+            # Either way, so that trajectories and their reversals are treated alike.
+            stayed = ~(jnp.abs(rise) < DIVERGENT)
+            there = jax.tree.map(lambda a, b: jnp.where(stayed, a, b), x, end.x)
+            share = jnp.where(stayed, 0, 1 / self.num_draws)
+            return Ends(there, jnp.where(stayed, 0, log_ratio), share.astype(kind))
 
         momenta = jax.random.normal(key, (self.num_draws, flat.size), kind)
         return jax.lax.stop_gradient(jax.vmap(one)(momenta))
 
     def states(self, x: State, moves: Ends) -> Neighbours:
-        share = jnp.full_like(moves.log_ratio, 1 / self.num_draws)
-        return Neighbours(moves.x, moves.log_ratio, share)
+        return Neighbours(moves.x, moves.log_ratio, moves.weight)
 
     def gaps(self, potential: Potential, x: State, moves: Ends) -> Gaps:
         return generic_gaps(potential, x, self.states(x, moves))

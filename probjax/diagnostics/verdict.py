@@ -85,7 +85,8 @@ class Verdict(NamedTuple):
                 f"least {ess[judged].min():,.0f} of {self.num_draws:,}"
             )
         if self.accept is not None:
-            said.append(f"acceptance {float(self.accept):.2g}")
+            low = ": shorten the step" if self.accept < 0.1 else ""
+            said.append(f"acceptance {float(self.accept):.2g}{low}")
         return "; ".join(said)
 
 

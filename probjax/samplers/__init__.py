@@ -21,6 +21,7 @@ from probjax.samplers.metropolis import Metropolis as Metropolis
 from probjax.samplers.run import Draws as Draws
 from probjax.samplers.run import Means as Means
 from probjax.samplers.run import resume as resume
+from probjax.samplers.run import resume_mean as resume_mean
 from probjax.samplers.run import sample as sample
 from probjax.samplers.run import sample_mean as sample_mean
 from probjax.samplers.tempering import Tempered as Tempered

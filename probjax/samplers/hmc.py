@@ -22,7 +22,8 @@ accept/reject decisions", arXiv:2001.11950 (2020).
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import KW_ONLY, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -30,17 +31,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax import random
+from probjax.connectivity.flips import num_sites
 from probjax.leapfrog import (
+    DIVERGENT,
     Bounds,
     Integrator,
     Phase,
     Space,
+    check_metric,
+    check_step_size,
     hamiltonian,
     kick_drift_kick,
     phase_at,
 )
 from probjax.potential import Potential
-from probjax.samplers.lazily import lazily
+from probjax.samplers.lazily import lazily, together
 from probjax.types import (
     Array,
     Float,
@@ -55,7 +61,6 @@ from probjax.types import (
     static,
 )
 
-DIVERGENT = 1000.0
 SLICE_DRIFT = 0.05
 
 
@@ -73,6 +78,11 @@ class HMCState(NamedTuple):
     def x(self) -> State:
         """The current state."""
         return self.phase.x
+
+    @property
+    def terms(self) -> Float[Array, " term"]:
+        """The energies of the potential at `x`, unweighted."""
+        return self.phase.terms
 
 
 class HMCInfo(NamedTuple):
@@ -142,7 +152,7 @@ def slice_flip(
     Acceptances and rejections then come in runs, and momentum lives longer.
     """
     moved = (slice_ + 2 * SLICE_DRIFT * chance + 1) % 2 - 1
-    leap = jnp.log(jnp.abs(moved)) < log_ratio
+    leap = jnp.abs(moved) < jnp.exp(jnp.minimum(log_ratio, 0))
     # It is uniform below p: where p is larger it is a smaller share of it.
     kept = jnp.where(leap, moved * jnp.exp(-jnp.where(leap, log_ratio, 0)), moved)
     return Choice(leap, ~leap, kept)
@@ -182,7 +192,7 @@ class Jitter:
     def __post_init__(self):
         check_count("num_steps", self.num_steps, least=0)
         if is_concrete(self.step_size) and not 0 <= self.step_size < 1:
-            raise ValueError(f"step_size must be from 0 to 1, got {self.step_size}")
+            raise ValueError(f"step_size must be below 1, got {self.step_size}")
 
 
 @recipe
@@ -202,6 +212,7 @@ class HMC:
     """
 
     step_size: float
+    _: KW_ONLY
     num_steps: int = static(default=1)
     momentum: Momentum = field(default_factory=Momentum)
     flip: Flip = static(default=standard_flip)
@@ -212,8 +223,14 @@ class HMC:
 
     def __post_init__(self):
         check_count("num_steps", self.num_steps)
-        if is_concrete(self.step_size) and not np.all(np.asarray(self.step_size) > 0):
-            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        check_step_size(self.step_size)
+        _check_kind("momentum", self.momentum, Momentum)
+        _check_kind("bounds", self.bounds, Bounds | None)
+        _check_kind("jitter", self.jitter, Jitter | None)
+        if not callable(self.flip):
+            raise ValueError(
+                f"flip must be a function, as reduced_flip, got {self.flip!r}"
+            )
         if self.jitter is not None and self.jitter.num_steps >= self.num_steps:
             raise ValueError(
                 f"jitter.num_steps must be below the {self.num_steps} steps of a path, "
@@ -227,15 +244,10 @@ class HMC:
             )
 
     def prepare(self, potential: Potential, x: State) -> State:
-        x = jax.tree.map(floating, x)
-        first = jax.tree.map(lambda rows: rows[0], x)
-        size = ravel_pytree(first)[0].size
-        shape = np.shape(self.metric) if self.metric is not None else (size,)
-        if shape not in ((), (size,), (size, size)):
-            raise ValueError(
-                f"metric must be lengths of {size} coordinates or a square matrix, got "
-                f"shape {shape}"
-            )
+        x = _in_one_precision(potential, jax.tree.map(floating, x))
+        check_metric(self.metric, num_sites(x))
+        if self.bounds is not None:
+            self.bounds.check(num_sites(x))
         if is_concrete((potential, x)):
             with jax.ensure_compile_time_eval():
                 self._check_starts(potential, x)
@@ -264,10 +276,10 @@ class HMC:
             )
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> HMCState:
-        momentum_key, slice_key = jax.random.split(key)
+        momentum_key, slice_key = random.split(key)
         flat, _ = ravel_pytree(x)
-        v = jax.random.normal(momentum_key, flat.shape, flat.dtype)
-        slice_ = jax.random.uniform(slice_key, (), flat.dtype, -1, 1)
+        v = random.normal(momentum_key, flat.shape, flat.dtype)
+        slice_ = 2 * random.uniform(slice_key, (), flat.dtype) - 1
         return HMCState(phase_at(potential, x, v), slice_, jnp.zeros((), int))
 
     def step(
@@ -281,7 +293,7 @@ class HMC:
         def backward(needed):
             return lazily(_log_ratio_back, needed, leap, potential, before)
 
-        chance = jax.random.uniform(flip_key, (), kind)
+        chance = random.uniform(flip_key, (), kind)
         choice = self.flip(chance, state.slice, log_ratio, backward)
         turned = before._replace(v=jnp.where(choice.flip, -before.v, before.v))
         phase = select(choice.leap, after, turned)
@@ -298,28 +310,29 @@ class HMC:
         self, key: PRNGKeyArray, state: HMCState
     ) -> tuple[Phase, "Leap", PRNGKeyArray]:
         """The phase with momentum refreshed, the leap to take, and a key to spend."""
-        jitter_key, momentum_key, flip_key = jax.random.split(key, 3)
+        jitter_key, momentum_key, flip_key = random.split(key, 3)
         kind = state.phase.v.dtype
         time = self.num_steps * jnp.asarray(self.step_size, kind)
         before = self._refreshed(momentum_key, state, time)
         return before, self._leap(jitter_key, kind), flip_key
 
     def _refreshed(self, key, state, time):
-        phase, every = state.phase, self.momentum.every
-        kept = jnp.asarray(self.momentum.kept, phase.v.dtype) ** (every * time)
-        fresh = jax.random.normal(key, phase.v.shape, phase.v.dtype)
-        mixed = jnp.sqrt(kept) * phase.v + jnp.sqrt(1 - kept) * fresh
+        v, every = state.phase.v, self.momentum.every
+        kept = jnp.asarray(self.momentum.kept, v.dtype) ** (every * time)
+        noise = partial(random.normal, shape=v.shape, dtype=v.dtype)
         due = state.age % every == 0
-        return phase._replace(v=jnp.where(due, mixed, phase.v))
+        # Chains that began together draw together, and nothing in between.
+        fresh = noise(key) if every == 1 else together(noise, due, key)
+        mixed = jnp.sqrt(kept) * v + jnp.sqrt(1 - kept) * fresh
+        return state.phase._replace(v=jnp.where(due, mixed, v))
 
     def _leap(self, key, kind):
-        size_key, count_key = jax.random.split(key)
+        size_key, count_key = random.split(key)
         step_size = jnp.asarray(self.step_size, kind)
         shorter, share = None, 0.0
         if self.jitter is not None:
-            share = self.jitter.step_size * jax.random.uniform(
-                size_key, (), kind, -1, 1
-            )
+            sides = 2 * random.uniform(size_key, (), kind) - 1
+            share = self.jitter.step_size * sides
         if self.jitter is not None and self.jitter.num_steps:
             shorter = jax.random.randint(count_key, (), 0, self.jitter.num_steps + 1)
         metric = None if self.metric is None else jnp.asarray(self.metric, kind)
@@ -350,10 +363,22 @@ def select(flag: Array, first: Phase, second: Phase) -> Phase:
     return jax.tree.map(lambda *leaves: jnp.where(flag, *leaves), first, second)
 
 
+def _check_kind(name, value, kind):
+    if is_concrete(value) and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {name.capitalize()}, got {value!r}")
+
+
+def _in_one_precision(potential, x):
+    """`x` in the widest of its own floats and the parameters', as its energies are."""
+    kind = jnp.result_type(potential.weights, *jax.tree.leaves(x))
+    return jax.tree.map(lambda leaf: leaf.astype(kind), x)
+
+
 def _log_ratio(potential, before, after):
-    fall = hamiltonian(potential, before) - hamiltonian(potential, after)
-    # What is no number is no place to go, however it came about.
-    return jnp.where(jnp.isnan(fall), -jnp.inf, fall)
+    there = hamiltonian(potential, after)
+    fall = hamiltonian(potential, before) - there
+    # What has no finite energy is no place to go, however it came about.
+    return jnp.where(jnp.isfinite(there) & ~jnp.isnan(fall), fall, -jnp.inf)
 
 
 def _log_ratio_back(leap, potential, phase):

@@ -41,6 +41,33 @@ def lazily(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree
     return call(needed, args)
 
 
+def together(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree:
+    """`function(*args)` in all lanes if any of them needs it, else zeros in all.
+
+    For work that lanes need at the same time, whatever number of `vmap`s they are in.
+    `function` must not close over traced values: all it needs goes through `args`.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(needed, args):
+        shapes = jax.eval_shape(function, *args)
+
+        def nothing():
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        return jax.lax.cond(needed, lambda: function(*args), nothing)
+
+    @call.def_vmap
+    def batched(axis_size, in_batched, needed, args):
+        needs_batch, args_batched = in_batched
+        axes = jax.tree.map(lambda flag: 0 if flag else None, args_batched)
+        lanes = jax.vmap(function, in_axes=axes, axis_size=axis_size)
+        out = together(lanes, needed.any() if needs_batch else needed, *args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call(needed, args)
+
+
 def _in_blocks(function, count, needed, args, batched):
     size = -(-count // BLOCKS)
     axes = jax.tree.map(lambda flag: 0 if flag else None, batched)

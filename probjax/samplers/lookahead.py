@@ -14,12 +14,12 @@ Reference: Sohl-Dickstein, Mudigonda and DeWeese, "Hamiltonian Monte Carlo witho
 detailed balance", ICML 2014.
 """
 
-from dataclasses import field
+from dataclasses import KW_ONLY, field
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from probjax import random
 from probjax.leapfrog import Bounds, Phase, hamiltonian
 from probjax.potential import Potential
 from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
@@ -57,9 +57,20 @@ class LookAheadInfo(NamedTuple):
 
 @recipe
 class LookAheadHMC:
-    """Leaps as those of `HMC`, of which up to `look_ahead` are taken at once."""
+    """Leaps as those of `HMC`, of which up to `look_ahead` are taken at once.
+
+    Args:
+        step_size: in units of the metric.
+        num_steps: leapfrog steps of a leap.
+        look_ahead: leaps that are tried before the momentum is negated.
+        momentum: how much of it persists from step to step.
+        metric: what a unit of momentum moves x by: lengths, or a matrix.
+        bounds: where x is confined. Not with a matrix.
+        jitter: of the leaps' length, if any.
+    """
 
     step_size: float
+    _: KW_ONLY
     num_steps: int = static(default=1)
     look_ahead: int = static(default=4)
     momentum: Momentum = field(default_factory=Momentum)
@@ -82,7 +93,7 @@ class LookAheadHMC:
     ) -> tuple[HMCState, LookAheadInfo]:
         before, leap, choice_key = self._leaps().begin(key, state)
         kind = before.v.dtype
-        chance = jax.random.uniform(choice_key, (), kind)
+        chance = random.uniform(choice_key, (), kind)
         energies = [hamiltonian(potential, before)]
         taken, done = jnp.asarray(0), jnp.asarray(False)
         end, last = before, before
@@ -97,7 +108,7 @@ class LookAheadHMC:
                 further = lazily(_leapt, ~done, leap, potential, last)
                 last = select(done, last, further)
             energy = hamiltonian(potential, last)
-            energies.append(jnp.where(jnp.isnan(energy), jnp.inf, energy))
+            energies.append(jnp.where(jnp.isfinite(energy), energy, jnp.inf))
             passed = passed + _chance(energies, table, 0, ahead)
             first = passed if ahead == 1 else first
             here = ~done & (chance < passed)
@@ -135,7 +146,9 @@ def _leapt(leap, potential, phase: Phase) -> Phase:
 def _chance(energies, table, start, end):
     """P of going from the `start`-th state of a path to its `end`-th, either way."""
     if (start, end) not in table:
-        ratio = jnp.exp(jnp.minimum(energies[start] - energies[end], 50.0))
+        fall = energies[start] - energies[end]
+        # Nothing leads from where there is no energy.
+        ratio = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(fall), -jnp.inf, fall), 50.0))
         way = 1 if end > start else -1
         left = 1 - _sum(energies, table, start, range(start + way, end, way))
         back = 1 - _sum(energies, table, end, range(end - way, start, -way))

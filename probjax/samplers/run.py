@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from probjax.data import as_data, num_rows
+from probjax import random
+from probjax.data import num_rows
 from probjax.potential import Potential, check_energy, potential
 from probjax.types import (
     Array,
@@ -24,6 +26,7 @@ from probjax.types import (
     State,
     check_count,
     floating,
+    holds,
     is_concrete,
 )
 
@@ -54,6 +57,23 @@ class Means(NamedTuple):
     """What the steps told, leaves `(chain,)`: the mean over all."""
     state: Any
     """The sampler's last states, leaves `(chain, ...)`."""
+    step: Array
+    """How many steps every chain has taken by then."""
+    running: "Running"
+    """The same of every chain by itself, to which more can be added."""
+
+
+class Running(NamedTuple):
+    """Of the statistic along each chain, leaves `(chain, ...)`."""
+
+    num_draws: Array
+    """Draws so far."""
+    mean: PyTree
+    """Their mean."""
+    spread: PyTree
+    """The sum of squares about it."""
+    info: Any
+    """The mean of what the steps told."""
 
 
 def sample(
@@ -80,10 +100,10 @@ def sample(
             `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    if callback is None:
-        return _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin)
     states, step = _begin(key, energy, params, x, sampler, num_warmup)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
+    if callback is None:
+        return go_on(num_draws, states, step)
     return _in_chunks(go_on, states, step, num_draws, callback, callback_every)
 
 
@@ -102,10 +122,12 @@ def resume(
     """The draws that come after `draws`, as if the run had not ended.
 
     With the arguments of that run they are the same to the bit, whether it was ended by
-    its callback, or what the callback saved was loaded again.
+    its callback, or what the callback saved was loaded again. With other parameters
+    there is nothing to resume: `sample` from `draws.state.x`.
     """
     check_count("num_draws", num_draws)
     check_count("thin", thin)
+    _check_same(energy, params, draws.state)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
     if callback is None:
         return go_on(num_draws, draws.state, draws.step)
@@ -124,24 +146,85 @@ def sample_mean(
     num_draws: int,
     num_warmup: int = 0,
     thin: int = 1,
+    callback: Callable[[Means], Any] | None = None,
+    callback_every: int = 1000,
 ) -> Means:
     """The mean of a statistic along the chains, without keeping their states.
 
     Args:
         statistic: a function of one state, module-level as an energy is.
+        callback: called on the host after every `callback_every` draws with the means
+            so far; the run ends if it returns True.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    counts = (num_draws, num_warmup, thin)
-    return _sample_mean(key, energy, params, x, statistic, sampler, *counts)
+    states, step = _begin(key, energy, params, x, sampler, num_warmup)
+    running = _nothing(energy, params, sampler, statistic, states)
+    add = partial(_add, key, energy, params, sampler, statistic, thin)
+    return _mean_in_chunks(
+        add, running, states, step, num_draws, callback, callback_every
+    )
+
+
+def resume_mean(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    means: Means,
+    *,
+    statistic: Callable[[State], PyTree],
+    sampler: Sampler,
+    num_draws: int,
+    thin: int = 1,
+    callback: Callable[[Means], Any] | None = None,
+    callback_every: int = 1000,
+) -> Means:
+    """`means` with as many draws again added as if the run had not ended."""
+    check_count("num_draws", num_draws)
+    check_count("thin", thin)
+    _check_same(energy, params, means.state)
+    add = partial(_add, key, energy, params, sampler, statistic, thin)
+    start = (means.running, means.state, means.step)
+    return _mean_in_chunks(add, *start, num_draws, callback, callback_every)
 
 
 def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
     check_count("num_draws", num_draws)
     check_count("num_warmup", num_warmup, least=0)
     check_count("thin", thin)
-    x = as_data(x).x
+    x = _starts(x)
     check_energy(energy, params, jax.tree.map(lambda rows: floating(rows[0]), x))
     return sampler.prepare(potential(energy, params), x)
+
+
+def _starts(x):
+    x = jax.tree.map(jnp.asarray, x)
+    leaves = jax.tree.leaves(x)
+    if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError("x must be starting states with a leading axis of chains")
+    if len({len(leaf) for leaf in leaves}) > 1 or leaves[0].size == 0:
+        shapes = jax.tree.map(jnp.shape, x)
+        raise ValueError(f"x must have a start for each chain, got shape {shapes}")
+    if not holds(jnp.isfinite, x):
+        raise ValueError("chains must start at finite states, got NaN or infinity in x")
+    return x
+
+
+def _check_same(energy, params, state):
+    """Refuse states whose energies are those of other parameters."""
+    kept = getattr(state, "terms", None)
+    if kept is None or not is_concrete((params, state)):
+        return
+    now = _terms(energy, params, state.x)
+    if not np.allclose(now, kept, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            "a run can only be resumed with its own energy and params: with others, "
+            "sample from x=draws.state.x"
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _terms(energy, params, x):
+    return jax.vmap(potential(energy, params).terms)(x)
 
 
 def move(
@@ -160,7 +243,7 @@ def move(
 
     def step(i, carry):
         state, total = carry
-        state, info = sampler.step(jax.random.fold_in(key, first + i), model, state)
+        state, info = sampler.step(random.fold_in(key, first + i), model, state)
         return state, jax.tree.map(jnp.add, total, info)
 
     _, shape = jax.eval_shape(sampler.step, key, model, state)
@@ -197,12 +280,6 @@ def _chains(key, energy, params, x, sampler, num_warmup):
     if num_warmup:
         states, _ = chains.advance(states, num_warmup, 0)
     return chains, states
-
-
-@partial(jax.jit, static_argnums=(1, 5, 6, 7))
-def _sample(key, energy, params, x, sampler, num_draws, num_warmup, thin):
-    chains, states = _chains(key, energy, params, x, sampler, num_warmup)
-    return _drawn(chains, states, jnp.asarray(num_warmup), num_draws, thin)
 
 
 @partial(jax.jit, static_argnums=(1, 5))
@@ -245,39 +322,73 @@ def _in_chunks(go_on, states, step, num_draws, callback, every):
     return Draws(x, info, states, step)
 
 
-@partial(jax.jit, static_argnums=(1, 4, 6, 7, 8))
-def _sample_mean(
-    key, energy, params, x, statistic, sampler, num_draws, num_warmup, thin
+def _mean_in_chunks(add, running, states, step, num_draws, callback, every):
+    every = num_draws if callback is None else every
+    check_count("callback_every", every)
+    if callback is not None and not is_concrete((states, step)):
+        raise ValueError("sample_mean inside jit or vmap cannot call back")
+    made = 0
+    while True:
+        count = min(every, num_draws - made)
+        running, states, step = add(count, running, states, step)
+        made += count
+        means = _over_chains(running, states, step)
+        if (callback is not None and callback(means)) or made == num_draws:
+            return means
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _nothing(energy, params, sampler, statistic, states):
+    def seen(state):
+        key = jax.random.key(0)
+        _, info = sampler.step(key, potential(energy, params), state)
+        return _observed(statistic, state.x), info
+
+    shapes = jax.eval_shape(jax.vmap(seen), states)
+    values, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return Running(jnp.zeros((), int), values, values, info)
+
+
+def _observed(statistic, x):
+    return jax.tree.map(floating, statistic(x))
+
+
+@partial(jax.jit, static_argnums=(1, 4, 5))
+def _add(
+    key, energy, params, sampler, statistic, thin, num_draws, running, states, step
 ):
-    chains, states = _chains(key, energy, params, x, sampler, num_warmup)
+    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
+    chains = _Chains(keys, sampler, potential(energy, params))
 
     def add(number, carry):
-        states, mean, spread, info = carry
-        states, new = chains.advance(states, thin, num_warmup + number * thin)
-        values = jax.vmap(statistic)(states.x)
+        states, (count, mean, spread, info) = carry
+        states, new = chains.advance(states, thin, step + number * thin)
+        values = jax.vmap(partial(_observed, statistic))(states.x)
+        count = count + 1
         # Welford: sums of squares of what is far from zero would lose its digits.
         change = jax.tree.map(jnp.subtract, values, mean)
-        mean = jax.tree.map(lambda m, c: m + c / (number + 1), mean, change)
+        mean = jax.tree.map(lambda m, c: m + c / count, mean, change)
         spread = jax.tree.map(
             lambda s, c, v, m: s + c * (v - m), spread, change, values, mean
         )
-        info = jax.tree.map(lambda i, n: i + (n - i) / (number + 1), info, new)
-        return states, mean, spread, info
+        info = jax.tree.map(lambda i, n: i + (n - i) / count, info, new)
+        return states, Running(count, mean, spread, info)
 
-    shapes = jax.eval_shape(
-        lambda s: (jax.vmap(statistic)(s.x), chains.advance(s, 1, 0)[1]), states
-    )
-    values, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    carry = (states, values, values, info)
-    states, mean, spread, info = jax.lax.fori_loop(0, num_draws, add, carry)
+    states, running = jax.lax.fori_loop(0, num_draws, add, (states, running))
+    return running, states, step + num_draws * thin
 
-    def over_chains(mean, spread):
+
+@jax.jit
+def _over_chains(running, states, step):
+    def of_leaf(mean, spread):
         overall = mean.mean(0)
         stderr = mean.std(0, ddof=1) / jnp.sqrt(len(mean))
-        return overall, stderr, spread.mean(0) / num_draws + mean.var(0)
+        return overall, stderr, spread.mean(0) / running.num_draws + mean.var(0)
 
-    form = jax.tree.structure(mean)
-    leaves = zip(jax.tree.leaves(mean), jax.tree.leaves(spread), strict=True)
-    parts = [over_chains(*pair) for pair in leaves]
+    form = jax.tree.structure(running.mean)
+    leaves = zip(
+        jax.tree.leaves(running.mean), jax.tree.leaves(running.spread), strict=True
+    )
+    parts = [of_leaf(*pair) for pair in leaves]
     mean, stderr, variance = (form.unflatten(part) for part in zip(*parts, strict=True))
-    return Means(mean, stderr, variance, info, states)
+    return Means(mean, stderr, variance, running.info, states, step, running)

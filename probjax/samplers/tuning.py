@@ -97,6 +97,10 @@ def tune(
         target: the mean acceptance to come to.
         spread: `LENGTHS`, `MATRIX`, or None to leave the metric as it is.
     """
+    if not (hasattr(sampler, "step_size") and hasattr(sampler, "metric")):
+        raise ValueError(
+            f"tune is for samplers with a step_size and a metric, as HMC, got {sampler}"
+        )
     check_count("num_steps", num_steps, least=10 * 2**NUM_STAGES)
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")
@@ -111,7 +115,8 @@ def tune(
     for stage, count in enumerate(_stage_lengths(num_steps)):
         last = stage == NUM_STAGES - 1
         stage_key = jax.random.fold_in(key, stage)
-        learned = None if last else spread
+        # Not of the first: until steps have the right size, chains have no spread.
+        learned = None if stage == 0 or last else spread
         sampler, x, accept = _stage(
             stage_key, energy, params, x, sampler, target, count, learned
         )
@@ -171,8 +176,10 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
     states, averaging, moments = jax.lax.fori_loop(0, count, step, carry)
     found = dataclasses.replace(sampler, step_size=jnp.exp(averaging.mean_log_step))
     if spread is not None:
-        metric = spread.metric(_shrunk(spread, moments))
-        found = dataclasses.replace(found, metric=metric.astype(kind))
+        metric = spread.metric(_shrunk(spread, moments)).astype(kind)
+        moved = averaging.accept > target / 2
+        metric = jnp.where(moved, metric, sampler.metric)
+        found = dataclasses.replace(found, metric=metric)
     return found, states.x, averaging.accept
 
 

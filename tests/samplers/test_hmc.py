@@ -43,6 +43,10 @@ def half_line(params, x):
     return jnp.where(x[0] < -1, jnp.nan, jnp.sum(x**2) / 2)
 
 
+def bottomless(params, x):
+    return jnp.where(x[0] > 1, -jnp.inf, jnp.sum(x**2) / 2)
+
+
 MODEL = potential(crooked, 0.0)
 
 
@@ -166,7 +170,11 @@ def test_exact_draws_stay_exact(sampler, truth, key):
         * widths[None]
     )
     start = grid[cells] + within.astype(grid.dtype)
-    draws = sample(run_key, crooked, 0.0, start, sampler=sampler, num_draws=1, thin=3)
+    # A slice has to go round to tell whether it stays uniform.
+    thin = 50 if getattr(sampler, "flip", None) is slice_flip else 3
+    draws = sample(
+        run_key, crooked, 0.0, start, sampler=sampler, num_draws=1, thin=thin
+    )
     moved = np.asarray(draws.x[:, 0])
     assert np.mean(moved[:, 0] != np.asarray(start)[:, 0]) > 0.2
     coarse = lambda x: (  # noqa: E731
@@ -257,6 +265,39 @@ def test_what_is_no_number_is_rejected_counted_and_forgotten(key):
     assert draws.info.diverged.mean() > 0.05
 
 
+def test_a_slice_of_nothing_accepts_no_divergence():
+    """-1/16 drifts to 0, which is below any share of p but that of a divergence."""
+    choice = slice_flip(jnp.asarray(0.625), jnp.asarray(-0.0625), -1500.0, None)
+    assert not choice.leap
+    assert choice.slice == 0
+
+
+def test_energies_without_bottom_are_no_place_to_go(key):
+    for sampler in (HMC(1.0), HMC(1.0, flip=reduced_flip), LookAheadHMC(1.0)):
+        draws = sample(
+            key, bottomless, 0.0, jnp.zeros((50, 1)), sampler=sampler, num_draws=100
+        )
+        assert draws.x.max() <= 1
+        assert np.isfinite(draws.info.energy).all()
+        assert draws.info.diverged.mean() > 0.05
+
+
+def test_wide_bounds_leave_what_they_do_not_touch(key):
+    """In float32: an exponential that never sees its far bound."""
+    start = jax.random.exponential(key, (2000, 1))
+    sampler = HMC(1.0, num_steps=3, bounds=Bounds(0.0, 1e7))
+    draws = sample(key, line, 1.0, start, sampler=sampler, num_draws=50).x
+    means = np.asarray(draws)[..., 0].mean(1)
+    assert abs(means.mean() - 1) < 5 * means.std() / np.sqrt(len(means))
+    assert len(np.unique(draws)) > 0.1 * draws.size
+
+
+def test_states_and_parameters_may_differ_in_precision(key, x64):
+    start = jnp.zeros((3, 2), jnp.float32)
+    draws = sample(key, crooked, 1.0, start, sampler=HMC(0.3), num_draws=2)
+    assert draws.x.dtype == jnp.float64
+
+
 def test_states_may_be_trees(key):
     def energy(params, x):
         return jnp.sum((x["a"] - 1) ** 2) + jnp.sum((x["b"] + 2 * x["a"][0]) ** 2)
@@ -278,7 +319,7 @@ def test_states_may_be_trees(key):
 
 
 def test_new_steps_metrics_and_parameters_compile_nothing_anew():
-    count = run._sample._cache_size()
+    count = run._go_on._cache_size()
     for seed in range(3):
         sampler = HMC(
             0.1 + 0.1 * seed,
@@ -290,7 +331,7 @@ def test_new_steps_metrics_and_parameters_compile_nothing_anew():
         sample(
             jax.random.key(seed), line, 1.0 * seed, start, sampler=sampler, num_draws=2
         )
-    assert run._sample._cache_size() == count + 1
+    assert run._go_on._cache_size() == count + 1
 
 
 def test_energy_is_that_of_the_state_and_its_momentum(key):
@@ -310,6 +351,23 @@ def test_bad_samplers_and_starts_are_refused(key):
         HMC(0.1, metric=np.eye(2), bounds=Bounds(0.0))
     with pytest.raises(ValueError, match="jitter.num_steps must be below the 1 steps"):
         HMC(0.1, jitter=Jitter(num_steps=1))
+    for wrong, message in [
+        (dict(momentum=0.5), "momentum must be a Momentum, got 0.5"),
+        (dict(bounds=(0, 1)), "bounds must be a Bounds"),
+        (dict(jitter=0.1), "jitter must be a Jitter"),
+        (dict(flip="reduced"), "flip must be a function, as reduced_flip"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            HMC(0.1, **wrong)
+    with pytest.raises(ValueError, match="positive lengths"):
+        start(crooked, 1.0, jnp.ones((2, 2)), sampler=HMC(0.1, metric=[1.0, 0.0]))
+    wide = HMC(0.1, bounds=Bounds(jnp.zeros(3)))
+    with pytest.raises(ValueError, match="lower must be one number or one for each"):
+        start(crooked, 1.0, jnp.ones((2, 2)), sampler=wide)
+    with pytest.raises(ValueError, match="energy fails on one state, which has shape"):
+        start(crooked, 1.0, jnp.ones(2), sampler=HMC(0.1))
+    with pytest.raises(ValueError, match="chains must start at finite states"):
+        start(crooked, 1.0, jnp.array([[jnp.nan, 0.0]]), sampler=HMC(0.1))
     bounded = HMC(0.1, bounds=Bounds(0.0, 1.0))
     with pytest.raises(ValueError, match="within the bounds, got 2.0 at coordinate 0"):
         start(line, 1.0, jnp.array([[0.5], [2.0]]), sampler=bounded)

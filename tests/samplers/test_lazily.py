@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax.samplers.lazily import lazily
+from probjax.samplers.lazily import lazily, together
 
 
 def work(scale, x):
@@ -50,3 +50,24 @@ def test_only_lanes_in_need_are_worked_on(key):
     assert found.sum() == 35
     # Blocks of 10 lanes: four of them, not sixteen.
     assert len(blocks) == 40
+
+
+def test_together_is_all_lanes_or_none_in_any_number_of_vmaps(key):
+    calls = []
+
+    def counted(x, shift):
+        jax.debug.callback(lambda x: calls.append(x), x)
+        return x + shift
+
+    def one(needed, x):
+        return together(counted, needed, x, 1.0)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    twice = jax.jit(jax.vmap(jax.vmap(one)))
+    some = jnp.zeros((2, 3), bool).at[1, 2].set(True)
+    np.testing.assert_array_equal(twice(some, x), x + 1)
+    jax.effects_barrier()
+    assert len(calls) == 6
+    np.testing.assert_array_equal(twice(jnp.zeros((2, 3), bool), x), 0 * x)
+    jax.effects_barrier()
+    assert len(calls) == 6

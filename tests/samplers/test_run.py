@@ -67,7 +67,7 @@ def test_a_step_from_the_model_leads_to_the_model(key):
 
 
 def test_new_parameters_starts_and_keys_compile_nothing_anew():
-    count = run._sample._cache_size()
+    count = run._go_on._cache_size()
     for seed in range(3):
         samplers.sample(
             jax.random.key(seed),
@@ -77,7 +77,7 @@ def test_new_parameters_starts_and_keys_compile_nothing_anew():
             sampler=samplers.HeatBath(),
             num_draws=2,
         )
-    assert run._sample._cache_size() == count + 1
+    assert run._go_on._cache_size() == count + 1
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_new_parameters_starts_and_keys_compile_nothing_anew():
         (dict(num_draws=0), "num_draws must be an integer of at least 1, got 0"),
         (dict(thin=0), "thin must be an integer of at least 1, got 0"),
         (dict(num_warmup=-1), "num_warmup must be an integer of at least 0, got -1"),
-        (dict(x=jnp.zeros((0, 4))), "data must not be empty"),
+        (dict(x=jnp.zeros((0, 4))), "x must have a start for each chain"),
         (dict(x=jnp.zeros((2, 3))), "x must have the 4 units of params"),
     ],
 )
@@ -117,6 +117,49 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
     np.testing.assert_array_equal(jnp.concatenate([first.x, rest.x], 1), whole.x)
     chex.assert_trees_all_equal(rest.state, whole.state)
     assert rest.step == whole.step == 24
+
+
+def test_draws_one_at_a_time_are_the_same_to_the_bit(key):
+    options = dict(sampler=samplers.HMC(0.4))
+    start = jax.random.normal(key, (6, 3))
+    whole = samplers.sample(key, well, 0.5, start, num_draws=4, **options)
+    first = samplers.sample(key, well, 0.5, start, num_draws=1, **options)
+    rest = samplers.resume(key, well, 0.5, first, num_draws=3, **options)
+    np.testing.assert_array_equal(jnp.concatenate([first.x, rest.x], 1), whole.x)
+
+
+def test_means_in_pieces_are_those_of_the_whole(key, tmp_path):
+    options = dict(statistic=pairs, sampler=samplers.HMC(0.4), thin=2)
+    start = jax.random.normal(key, (6, 3))
+    whole = samplers.sample_mean(key, well, 0.5, start, num_draws=10, **options)
+    path = tmp_path / "means.npz"
+
+    def save_and_end(means):
+        storage.save(path, means)
+        return int(means.running.num_draws) >= 6
+
+    samplers.sample_mean(
+        key,
+        well,
+        0.5,
+        start,
+        num_draws=10,
+        callback=save_and_end,
+        callback_every=3,
+        **options,
+    )
+    rest = samplers.resume_mean(
+        key, well, 0.5, storage.load(path), num_draws=4, **options
+    )
+    chex.assert_trees_all_close(rest, whole, rtol=1e-6)
+    chex.assert_trees_all_equal(rest.state, whole.state)
+
+
+def test_other_parameters_have_nothing_to_resume(key):
+    options = dict(sampler=samplers.HMC(0.4), num_draws=2)
+    draws = samplers.sample(key, well, 0.5, jnp.zeros((6, 3)), **options)
+    with pytest.raises(ValueError, match="only be resumed with its own energy"):
+        samplers.resume(key, well, 2.0, draws, **options)
 
 
 def well(params, x):

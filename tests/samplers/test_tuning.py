@@ -51,7 +51,29 @@ def test_the_metric_may_be_left_alone(key):
     assert abs(found.accept - 0.8) < 0.08
 
 
+@pytest.mark.parametrize(("sd", "step_size"), [(1e-4, 10.0), (1.0, 1e4), (1e3, 0.01)])
+def test_chains_at_one_point_with_steps_far_off_are_tuned(sd, step_size, key):
+    found = samplers.tune(
+        key,
+        isotropic,
+        1 / sd**2,
+        jnp.zeros((20, 3)),
+        sampler=samplers.HMC(step_size),
+    )
+    lengths = found.sampler.metric * found.sampler.step_size / sd
+    assert np.all((lengths > 0.5) & (lengths < 2))
+    assert abs(found.accept - 0.8) < 0.1
+
+
+def isotropic(params, x):
+    return params * x @ x / 2
+
+
 def test_bad_tuning_is_refused(key):
+    with pytest.raises(ValueError, match="samplers with a step_size and a metric"):
+        samplers.tune(
+            key, isotropic, 1.0, jnp.zeros((2, 2)), sampler=samplers.HeatBath()
+        )
     with pytest.raises(ValueError, match="target must be between 0 and 1, got 1.0"):
         tuned(key, target=1.0)
     with pytest.raises(ValueError, match="num_steps must be an integer of at least"):
