@@ -222,7 +222,7 @@ def times(options: Options, name: str, target: Target) -> Table:
     """Autocorrelation times in gradients."""
     num_chains, budget = 100, target.budget
     if options.quick:
-        num_chains, budget = 40, budget // 5
+        num_chains, budget = 40, budget // 8
         target = target._replace(gradients=NUM_STEPS)
     x = target.exact(num_chains)
     calls = {

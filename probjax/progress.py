@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from probjax.annealing.ais import Annealed
 from probjax.fitting import Progress
 from probjax.samplers.run import Draws
 
@@ -37,6 +38,20 @@ def draws_bar(num_draws: int) -> Callable[[Draws], None]:
         accept = float(jnp.mean(draws.info.accept))
         bar.set_postfix_str(f"accepted {accept:.3f}", refresh=False)
         bar.update(jax.tree.leaves(draws.x)[0].shape[1])
+
+    return show
+
+
+def annealing_bar(num_steps: int) -> Callable[[Annealed], None]:
+    """A callback for `ais` that draws a tqdm bar: distributions, and effective
+    particles.
+    """
+    bar = _bar(num_steps, "step")
+
+    def show(annealed: Annealed) -> None:
+        count = len(annealed.log_weights)
+        bar.set_postfix_str(f"ESS {float(annealed.ess):.3g} of {count}", refresh=False)
+        bar.update(int(annealed.particles.step) - bar.n)
 
     return show
 

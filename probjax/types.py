@@ -127,10 +127,11 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     `(x, n)`, so that what depends on `params` is computed once:
     `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
     `unbounded(params, data)` says in words what in the data leaves parameters without a
-    finite estimate, "" if nothing is seen to.
+    finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
+    exp(-E) from having a finite integral, likewise.
     """
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
-    known |= {"unbounded"}
+    known |= {"unbounded", "unnormalisable"}
     if unknown := set(forms) - known:
         raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
 

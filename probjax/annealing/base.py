@@ -2,24 +2,32 @@
 
     p(x) = exp(-energy(x) - log_z)
 
-A base is a recipe with a known `log_z`. Noise-contrastive estimation tells data from
-its draws.
+A base is a recipe with a known `log_z`. Annealing begins at its draws, noise contrast
+tells data from them, and the priors of generative models are bases. Its energy taken
+off the class, `Gaussian.energy`, is an energy as a model's is, with the base in place
+of `params`: a term of a `Potential`.
 """
+
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import softplus
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import gammaln
 
-from probjax.connectivity.flips import binary
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax import random
 from probjax.types import (
     Array,
     ArrayLike,
-    Data,
+    Base,
     Float,
     PRNGKeyArray,
+    PyTree,
     Scalar,
+    State,
     check_count,
     floating,
     holds,
@@ -30,105 +38,270 @@ from probjax.types import (
 
 @recipe
 class Gaussian:
-    """Independent normal entries.
+    """Normal entries, independent unless `scale` is a matrix.
 
     Args:
         size: number of entries of a state.
         mean: of each entry, or of all.
-        scale: standard deviations, likewise.
+        scale: standard deviations, likewise; or a lower triangular matrix A with a
+            positive diagonal, for the covariance AA'.
     """
 
     size: int = static()
     mean: ArrayLike = 0.0
     scale: ArrayLike = 1.0
+    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
-        _check("mean", self.mean, self.size)
-        _check("scale", self.scale, self.size)
-        if not holds(_is_positive, self.scale):
-            raise ValueError(f"scale must be positive, got {self.scale}")
+        check_entries("mean", self.mean, self.size)
+        if np.ndim(self.scale) == 2:
+            _check_factor(self.scale, self.size)
+        else:
+            check_positive("scale", self.scale, self.size)
 
     @property
     def log_z(self) -> Scalar:
-        scales = jnp.broadcast_to(jnp.asarray(self.scale, float), (self.size,))
+        scale = jnp.asarray(self.scale, float)
+        scales = jnp.diagonal(scale) if scale.ndim == 2 else each_of(scale, self.size)
         return self.size / 2 * jnp.log(2 * jnp.pi) + jnp.sum(jnp.log(scales))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return _of_size(floating(x), self.size)
+        return of_size(floating(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
-        noise = jax.random.normal(key, (self.size,))
-        return jnp.asarray(self.mean) + jnp.asarray(self.scale) * noise
+        noise, scale = random.normal(key, (self.size,)), jnp.asarray(self.scale)
+        spread = scale @ noise if scale.ndim == 2 else scale * noise
+        return jnp.asarray(self.mean) + spread
 
     def energy(self, x: Float[Array, " site"]) -> Scalar:
-        return jnp.sum(((x - self.mean) / self.scale) ** 2) / 2
+        apart = x - self.mean
+        if np.ndim(self.scale) == 2:
+            return jnp.sum(solve_triangular(self.scale, apart, lower=True) ** 2) / 2
+        return jnp.sum((apart / self.scale) ** 2) / 2
 
 
 @recipe
-class Bernoulli:
-    """Independent bits.
+class Laplace:
+    """Independent entries with densities exp(-|x - mean| / scale) / (2 scale).
 
     Args:
-        size: number of bits of a state.
-        log_odds: of each bit to be on, or of all.
+        size: number of entries of a state.
+        mean: of each entry, or of all.
+        scale: mean absolute deviations from it, likewise.
     """
 
     size: int = static()
-    log_odds: ArrayLike = 0.0
+    mean: ArrayLike = 0.0
+    scale: ArrayLike = 1.0
+    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
-        _check("log_odds", self.log_odds, self.size)
+        check_entries("mean", self.mean, self.size)
+        check_positive("scale", self.scale, self.size)
 
     @property
     def log_z(self) -> Scalar:
-        odds = jnp.broadcast_to(jnp.asarray(self.log_odds, float), (self.size,))
-        return jnp.sum(softplus(odds))
+        return jnp.sum(jnp.log(2 * each_of(self.scale, self.size)))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return _of_size(binary(x), self.size)
+        return of_size(floating(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
-        chances = jax.nn.sigmoid(jnp.asarray(self.log_odds, float))
-        return jax.random.bernoulli(key, chances, (self.size,)).astype(float)
+        noise = jax.random.laplace(key, (self.size,))
+        return jnp.asarray(self.mean) + jnp.asarray(self.scale) * noise
 
     def energy(self, x: Float[Array, " site"]) -> Scalar:
-        return -jnp.sum(self.log_odds * x)
+        return jnp.sum(jnp.abs(x - self.mean) / self.scale)
 
 
-def fit_gaussian(data: ArrayLike | Data) -> Gaussian:
-    """Independent normal entries with the means and variances of the data."""
-    data = as_data(data)
-    refuse_mask(data, "variances are taken of complete rows")
-    x = floating(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    scale = jnp.sqrt(jnp.average((x - mean[None]) ** 2, 0, data.weights))
-    return Gaussian(x.shape[1], mean, scale)
+@recipe
+class StudentT:
+    """Independent entries with Student's t densities, (1 + z^2 / nu)^(-(nu + 1) / 2).
 
+    Their tails cover any target whose own fall faster: z = (x - mean) / scale.
 
-def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
-    """Independent bits with the means of the data, to which one row of halves is added.
-
-    So a bit that never changes keeps finite odds.
+    Args:
+        size: number of entries of a state.
+        degrees: of freedom, nu, of each entry, or of all.
+        mean: location, likewise; a mean if nu is above 1.
+        scale: likewise; the standard deviation is scale sqrt(nu / (nu - 2)).
     """
-    data = as_data(data)
-    refuse_mask(data, "means are taken of complete rows")
-    x = binary(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    count = num_rows(data) if data.weights is None else data.weights.sum()
-    mean = (count * mean + 0.5) / (count + 1)
-    return Bernoulli(x.shape[1], jax.scipy.special.logit(mean))
+
+    size: int = static()
+    degrees: ArrayLike
+    mean: ArrayLike = 0.0
+    scale: ArrayLike = 1.0
+    discrete: ClassVar[bool] = False
+
+    def __post_init__(self):
+        check_positive("degrees", self.degrees, self.size)
+        check_entries("mean", self.mean, self.size)
+        check_positive("scale", self.scale, self.size)
+
+    @property
+    def log_z(self) -> Scalar:
+        degrees, scale = (
+            each_of(self.degrees, self.size),
+            each_of(self.scale, self.size),
+        )
+        ratio = gammaln(degrees / 2) - gammaln((degrees + 1) / 2)
+        return jnp.sum(jnp.log(scale) + jnp.log(degrees * jnp.pi) / 2 + ratio)
+
+    def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
+        return of_size(floating(x), self.size)
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
+        normal_key, gamma_key = random.split(key)
+        half = each_of(self.degrees, self.size) / 2
+        # By its logarithm: with few degrees of freedom a gamma variable underflows.
+        log_ratio = jax.random.loggamma(gamma_key, half) - jnp.log(half)
+        noise = random.normal(normal_key, (self.size,)) * jnp.exp(-log_ratio / 2)
+        return jnp.asarray(self.mean) + jnp.asarray(self.scale) * noise
+
+    def energy(self, x: Float[Array, " site"]) -> Scalar:
+        squares = ((x - self.mean) / self.scale) ** 2
+        return jnp.sum((self.degrees + 1) / 2 * jnp.log1p(squares / self.degrees))
 
 
-def _check(name, values, size):
+@recipe
+class Exponential:
+    """Independent entries of at least `lower`, their densities falling at `rate`.
+
+    For states with a bound: the energy is infinite below it.
+
+    Args:
+        size: number of entries of a state.
+        rate: 1 / (mean - lower) of each entry, or of all.
+        lower: the bound, likewise.
+    """
+
+    size: int = static()
+    rate: ArrayLike = 1.0
+    lower: ArrayLike = 0.0
+    discrete: ClassVar[bool] = False
+
+    def __post_init__(self):
+        check_positive("rate", self.rate, self.size)
+        check_entries("lower", self.lower, self.size)
+
+    @property
+    def log_z(self) -> Scalar:
+        return -jnp.sum(jnp.log(each_of(self.rate, self.size)))
+
+    def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
+        x = of_size(floating(x), self.size)
+        if not holds(jnp.all, x >= jnp.broadcast_to(self.lower, x.shape)):
+            raise ValueError(f"data must not be below lower={self.lower}")
+        return x
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
+        noise = -jnp.log1p(-random.uniform(key, (self.size,)))
+        return jnp.asarray(self.lower) + noise / jnp.asarray(self.rate)
+
+    def energy(self, x: Float[Array, " site"]) -> Scalar:
+        above = x - self.lower
+        return jnp.sum(jnp.where(above >= 0, self.rate * above, jnp.inf))
+
+
+@recipe
+class Product:
+    """Independent parts, each with its own base: for states that are trees.
+
+    Args:
+        parts: a tree of bases; states are the same tree of their states.
+
+    >>> base = Product({"contrast": Exponential(2), "shape": Laplace(3)})
+    >>> jax.tree.map(jnp.shape, base.sample(jax.random.key(0)))
+    {'contrast': (2,), 'shape': (3,)}
+    """
+
+    parts: PyTree
+
+    def __post_init__(self):
+        leaves = jax.tree.leaves(self.parts, is_leaf=_is_base)
+        if not leaves or not all(map(_is_base, leaves)):
+            raise ValueError(f"parts must be a tree of bases, got {self.parts}")
+
+    @property
+    def discrete(self) -> bool:
+        """Whether any part is."""
+        return any(getattr(part, "discrete", False) for part in self._flat[0])
+
+    @property
+    def log_z(self) -> Scalar:
+        return reduce(add, (part.log_z for part in self._flat[0]))
+
+    def prepare(self, x: State) -> State:
+        parts, form = self._flat
+        rows = self._states(x)
+        return form.unflatten(p.prepare(y) for p, y in zip(parts, rows, strict=True))
+
+    def sample(self, key: PRNGKeyArray) -> State:
+        parts, form = self._flat
+        keys = random.split(key, len(parts))
+        return form.unflatten(p.sample(k) for p, k in zip(parts, keys, strict=True))
+
+    def energy(self, x: State) -> Scalar:
+        pairs = zip(self._flat[0], self._states(x), strict=True)
+        return reduce(add, (part.energy(y) for part, y in pairs))
+
+    @property
+    def _flat(self) -> tuple[list[Base], Any]:
+        return jax.tree.flatten(self.parts, is_leaf=_is_base)
+
+    def _states(self, x):
+        parts, form = self._flat
+        try:
+            return form.flatten_up_to(x)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"x must be a tree of {len(parts)} states, one for each part ({error})"
+            ) from error
+
+
+def _is_base(part):
+    return hasattr(part, "energy")
+
+
+def each_of(values: ArrayLike, size: int) -> Float[Array, " site"]:
+    """One number for each entry, from one for each or one for all."""
+    return jnp.broadcast_to(jnp.asarray(values, float), (size,))
+
+
+def check_positive(name: str, values: ArrayLike, size: int) -> None:
+    """Refuse what is not one positive number, or one for each entry."""
+    check_entries(name, values, size)
+    if not holds(_is_positive, values):
+        raise ValueError(f"{name} must be positive, got {values}")
+
+
+def check_entries(name: str, values: ArrayLike, size: int) -> None:
+    """Refuse what is not one finite number, or one for each entry."""
     check_count("size", size)
     if np.shape(values) not in ((), (size,)):
         raise ValueError(
             f"{name} must be one number or one for each of {size} entries, got shape "
             f"{np.shape(values)}"
         )
+    if not holds(jnp.isfinite, values):
+        raise ValueError(f"{name} must be finite, got {values}")
 
 
-def _of_size(x, size):
+def _check_factor(matrix, size):
+    if np.shape(matrix) != (size, size):
+        raise ValueError(
+            f"scale must be one number, one for each of {size} entries, or a matrix of "
+            f"{size} x {size}, got shape {np.shape(matrix)}"
+        )
+    if not holds(_is_factor, matrix):
+        raise ValueError(
+            "scale must be a lower triangular matrix with a positive diagonal, "
+            f"got {matrix}"
+        )
+
+
+def of_size(x: Float[Array, "row site"], size: int) -> Float[Array, "row site"]:
+    """`x`, unless its rows are of another size."""
     if x.shape[1:] != (size,):
         raise ValueError(
             f"data must have the {size} entries of the base, got rows of shape "
@@ -139,3 +312,8 @@ def _of_size(x, size):
 
 def _is_positive(value):
     return value > 0
+
+
+def _is_factor(matrix):
+    lower = jnp.isfinite(matrix) & (jnp.tril(matrix) == matrix)
+    return jnp.all(lower) & jnp.all(jnp.diagonal(matrix) > 0)

@@ -22,6 +22,7 @@ def lazily(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree
 
     `function` must not close over traced values: all it needs goes through `args`.
     """
+    function, args = _of_leaves(function, args)
 
     @jax.custom_batching.custom_vmap
     def call(needed, args):
@@ -47,6 +48,7 @@ def together(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTr
     For work that lanes need at the same time, whatever number of `vmap`s they are in.
     `function` must not close over traced values: all it needs goes through `args`.
     """
+    function, args = _of_leaves(function, args)
 
     @jax.custom_batching.custom_vmap
     def call(needed, args):
@@ -66,6 +68,12 @@ def together(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTr
         return out, jax.tree.map(lambda _: True, out)
 
     return call(needed, args)
+
+
+def _of_leaves(function, args):
+    """The same as a function of leaves: of trees, batching makes trees of flags."""
+    leaves, form = jax.tree.flatten(args)
+    return lambda *leaves: function(*form.unflatten(leaves)), tuple(leaves)
 
 
 def _in_blocks(function, count, needed, args, batched):

@@ -1,0 +1,147 @@
+"""Bases of discrete states: independent bits and letters, with their closed forms."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.nn import sigmoid, softplus
+from jax.scipy.special import logsumexp
+
+from probjax import random
+from probjax.annealing.base import check_entries, each_of, of_size
+from probjax.connectivity.flips import binary
+from probjax.connectivity.sites import letters, one_hot
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    check_count,
+    closed_form,
+    holds,
+    recipe,
+    static,
+)
+
+
+def _bit_gaps(base: "Bernoulli", x: Array) -> Array:
+    return jnp.asarray(base.log_odds) * (1 - 2 * x)
+
+
+def _bit_mirror_gap(base: "Bernoulli", x: Array) -> Array:
+    return jnp.sum(_bit_gaps(base, x))
+
+
+def _bit_site_gaps(base: "Bernoulli", x: Array) -> Array:
+    odds = jnp.asarray(base.log_odds)
+    return jnp.stack([-odds * x, odds * (1 - x)], axis=1)
+
+
+def _bit_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
+    odds = jnp.broadcast_to(base.log_odds, (base.size,))
+    return lambda x, bit: odds[bit] * (1 - 2 * x[bit])
+
+
+def _bit_site_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
+    odds = jnp.broadcast_to(base.log_odds, (base.size,))
+    return lambda x, bit: odds[bit] * jnp.stack([-x[bit], 1 - x[bit]])
+
+
+@recipe
+class Bernoulli:
+    """Independent bits.
+
+    Args:
+        size: number of bits of a state.
+        log_odds: of each bit to be on, or of all.
+    """
+
+    size: int = static()
+    log_odds: ArrayLike = 0.0
+    discrete: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_entries("log_odds", self.log_odds, self.size)
+
+    @property
+    def log_z(self) -> Scalar:
+        return jnp.sum(softplus(each_of(self.log_odds, self.size)))
+
+    def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
+        return of_size(binary(x), self.size)
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
+        chances = sigmoid(each_of(self.log_odds, self.size))
+        return (random.uniform(key, (self.size,)) < chances).astype(float)
+
+    @closed_form(
+        flip_gaps=_bit_gaps,
+        flip_gap=_bit_gap,
+        mirror_gap=_bit_mirror_gap,
+        site_gaps=_bit_site_gaps,
+        site_gap=_bit_site_gap,
+    )
+    def energy(self, x: Float[Array, " site"]) -> Scalar:
+        return -jnp.sum(self.log_odds * x)
+
+
+def _letter_gaps(base: "Categorical", x: Array) -> Array:
+    own = one_hot(x, base.num_states) * base.table
+    return base.table - jnp.sum(own, axis=1, keepdims=True)
+
+
+def _letter_gap(base: "Categorical") -> Callable[[Array, Array], Array]:
+    table = base.table
+    return lambda x, site: table[site] - table[site, x[site].astype(int)]
+
+
+@recipe
+class Categorical:
+    """Independent letters, 0 to `num_states` - 1 as floats.
+
+    Args:
+        size: number of sites of a state.
+        num_states: letters of each site.
+        log_odds: of each letter, or of each letter at each site, up to a constant a
+            site; one number makes all alike.
+    """
+
+    size: int = static()
+    num_states: int = static()
+    log_odds: ArrayLike = 0.0
+    discrete: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_count("size", self.size)
+        check_count("num_states", self.num_states, least=2)
+        whole = (self.size, self.num_states)
+        if np.shape(self.log_odds) not in ((), whole[1:], whole):
+            raise ValueError(
+                f"log_odds must be one number, one for each of {self.num_states} "
+                f"letters, or of shape {whole}, got shape {np.shape(self.log_odds)}"
+            )
+        if not holds(jnp.isfinite, self.log_odds):
+            raise ValueError(f"log_odds must be finite, got {self.log_odds}")
+
+    @property
+    def table(self) -> Float[Array, "site letter"]:
+        """`log_odds` of every site and letter."""
+        return jnp.broadcast_to(self.log_odds, (self.size, self.num_states))
+
+    @property
+    def log_z(self) -> Scalar:
+        return jnp.sum(logsumexp(self.table.astype(float), axis=1))
+
+    def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
+        return of_size(letters(x, num_states=self.num_states), self.size)
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
+        chosen = jax.random.categorical(key, self.table.astype(float), axis=1)
+        return chosen.astype(float)
+
+    @closed_form(site_gaps=_letter_gaps, site_gap=_letter_gap)
+    def energy(self, x: Float[Array, " site"]) -> Scalar:
+        return -jnp.sum(one_hot(x, self.num_states) * self.table)

@@ -1,0 +1,103 @@
+"""Bases with the moments of data: the nearer a base, the less there is to anneal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.annealing.base import Gaussian, Laplace
+from probjax.annealing.base_discrete import Bernoulli, Categorical
+from probjax.connectivity.flips import binary
+from probjax.connectivity.sites import letters, one_hot
+from probjax.data import as_data, num_rows, refuse_mask
+from probjax.types import ArrayLike, Data, floating, is_concrete
+
+
+def fit_gaussian(data: ArrayLike | Data) -> Gaussian:
+    """Independent normal entries with the means and variances of the data."""
+    data = _complete(data, "variances are taken of complete rows")
+    x = floating(data.x)
+    mean = jnp.average(x, 0, data.weights)
+    scale = jnp.sqrt(jnp.average((x - mean[None]) ** 2, 0, data.weights))
+    return Gaussian(x.shape[1], mean, scale)
+
+
+def fit_full_gaussian(data: ArrayLike | Data) -> Gaussian:
+    """Normal entries with the means and the covariance of the data.
+
+    It needs more rows than entries, and entries of which none is a sum of others.
+    """
+    data = _complete(data, "covariances are taken of complete rows")
+    x = floating(data.x)
+    mean = jnp.average(x, 0, data.weights)
+    apart = x - mean[None]
+    weights = jnp.ones(len(x)) if data.weights is None else data.weights
+    weighted = (weights / weights.sum()).astype(x.dtype)[:, None] * apart
+    covariance = jnp.matmul(weighted.T, apart, precision="highest")
+    _refuse_singular(covariance)
+    return Gaussian(x.shape[1], mean, jnp.linalg.cholesky(covariance))
+
+
+def fit_laplace(data: ArrayLike | Data) -> Laplace:
+    """Laplace entries with the means of the data and the mean deviations from them."""
+    data = _complete(data, "deviations are taken of complete rows")
+    x = floating(data.x)
+    mean = jnp.average(x, 0, data.weights)
+    scale = jnp.average(jnp.abs(x - mean[None]), 0, data.weights)
+    return Laplace(x.shape[1], mean, scale)
+
+
+def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
+    """Independent bits with the means of the data, to which one row of halves is added.
+
+    So a bit that never changes keeps finite odds.
+    """
+    data = _complete(data, "means are taken of complete rows")
+    x = binary(data.x)
+    mean = _with_one_more(jnp.average(x, 0, data.weights), 0.5, data)
+    return Bernoulli(x.shape[1], jax.scipy.special.logit(mean))
+
+
+def fit_categorical(data: ArrayLike | Data, num_states: int) -> Categorical:
+    """Independent letters with the shares of the data, to which one row is added.
+
+    Its sites have every letter alike, so that one never seen keeps finite odds.
+    """
+    data = _complete(data, "shares are taken of complete rows")
+    x = letters(data.x, num_states=num_states)
+    hot = jax.vmap(lambda row: one_hot(row, num_states))(x)
+    shares = jnp.average(hot, 0, data.weights)
+    odds = jnp.log(_with_one_more(shares, 1 / num_states, data))
+    return Categorical(x.shape[1], num_states, odds)
+
+
+def _complete(data, why):
+    data = as_data(data)
+    refuse_mask(data, why)
+    if jnp.ndim(data.x) != 2:
+        raise ValueError(
+            f"data must be rows of one array, (row, entry), got shape "
+            f"{jnp.shape(data.x)}"
+        )
+    return data
+
+
+def _with_one_more(means, value, data):
+    count = num_rows(data) if data.weights is None else data.weights.sum()
+    return (count * means + value) / (count + 1)
+
+
+def _refuse_singular(covariance):
+    if not is_concrete(covariance):
+        return
+    matrix = np.asarray(covariance, float)
+    scales = np.sqrt(np.diagonal(matrix))
+    # As correlations, so that units do not matter.
+    scales = np.where(scales > 0, scales, 1)
+    spread = np.linalg.eigvalsh(matrix / np.outer(scales, scales))
+    least = spread[-1] * len(spread) * np.finfo(covariance.dtype).eps
+    if (rank := np.sum(spread > least)) < len(spread):
+        raise ValueError(
+            f"data must vary in all {len(spread)} directions, got {rank}: their "
+            "covariance is singular. Use more rows, leave out entries that are sums "
+            "of others, or use fit_gaussian"
+        )

@@ -1,0 +1,189 @@
+"""Both sides of a partition function: particles that come, and particles that go back.
+
+From the base an estimate of log Z is biased low, from draws of the target it is biased
+high. Where both agree it is known; where they do not, the interval between them says so
+when neither run does by itself.
+
+What goes back must start from draws of the target. Exact ones make the upper side a
+bound, on average. The end of a long run of a sampler does so only if it has reached all
+of the target: chains that missed a mode are blind to it in both directions.
+
+Weights of particles that go back are heavy tailed where the target is narrower than the
+base, and then their standard error says little. The mean of their logarithms does not
+suffer, and bounds log Z more loosely.
+
+Reference: Grosse, Ghahramani and Adams, "Sandwiching the marginal likelihood using
+bidirectional Monte Carlo", arXiv:1511.02543 (2015).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.annealing.ais import (
+    Annealed,
+    Course,
+    ais,
+    check_schedule,
+    check_target,
+    finish,
+    planned,
+    prepared,
+)
+from probjax.annealing.path import Geometric, Way
+from probjax.annealing.plan import LEAST_PARTICLES, Pilot, Plan
+from probjax.data import as_data
+from probjax.types import (
+    ArrayLike,
+    Base,
+    Energy,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    Scalar,
+    State,
+    check_count,
+)
+
+HEALTHY = 0.1
+
+
+class Bracket(NamedTuple):
+    """log Z from both sides."""
+
+    log_z: Scalar
+    """Half way between the two estimates, whose biases are opposite."""
+    lower: Scalar
+    """The estimate from the base, less two standard errors."""
+    upper: Scalar
+    """That from the target, and two; or its looser bound, if few weights count."""
+    forward: Annealed
+    """From the base."""
+    reverse: Annealed
+    """From the target."""
+
+    @property
+    def stderr(self) -> Scalar:
+        """Of `log_z`: a quarter of the interval, which the bias is part of."""
+        return (self.upper - self.lower) / 4
+
+    def describe(self) -> str:
+        """In words: the interval, and what each side is worth."""
+        width = float(self.upper - self.lower)
+        said = [
+            f"log Z from {float(self.lower):.6g} to {float(self.upper):.6g}, "
+            f"{width:.2g} wide",
+            f"from the base: {self.forward.describe()}",
+            f"back from the target: {self.reverse.describe()}",
+        ]
+        if float(self.reverse.ess) < HEALTHY * len(self.reverse.log_weights):
+            said.append(
+                "few of the particles that went back count, so the upper end is the "
+                "mean of their log weights"
+            )
+        return "; ".join(said)
+
+
+def reverse_ais(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    base: Base,
+    x: State,
+    *,
+    sampler: Sampler,
+    num_steps: int,
+    betas: ArrayLike | None = None,
+    path: Way | None = None,
+    pilot: Pilot | None = Pilot(),
+) -> Annealed:
+    """Estimate log Z by particles that go from the target back to the base.
+
+    `log_z` is biased high, and `bound`, higher still, does not suffer from the tails of
+    the weights, by which `stderr` may be far too small.
+
+    Args:
+        x: draws of the target, a particle each; how exact they have to be, see
+            `probjax.annealing.bounds`.
+    """
+    plan_key, start_key, run_key = jax.random.split(key, 3)
+    path = Geometric() if path is None else path
+    check_count("num_steps", num_steps)
+    betas = check_schedule(betas, num_steps)
+    check_target(start_key, energy, params, base, sampler)
+    count = len(jax.tree.leaves(as_data(x).x)[0])
+    plan = planned(
+        plan_key,
+        energy,
+        params,
+        base,
+        None,
+        pilot=pilot,
+        path=path,
+        sampler=sampler,
+        num_particles=max(count, LEAST_PARTICLES),
+        num_steps=num_steps,
+        betas=betas,
+    )
+    return _back(run_key, energy, params, base, x, sampler, path, plan)
+
+
+def sandwich(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    base: Base,
+    x: State,
+    *,
+    sampler: Sampler,
+    num_steps: int,
+    num_particles: int | None = None,
+    betas: ArrayLike | None = None,
+    path: Way | None = None,
+    pilot: Pilot | None = Pilot(),
+) -> Bracket:
+    """Log Z from below and from above, by as many distributions each way.
+
+    Args:
+        x: draws of the target, which go back; see `reverse_ais`.
+        num_particles: how many come from the base; None for as many as go back.
+    """
+    forward_key, reverse_key = jax.random.split(key)
+    path = Geometric() if path is None else path
+    rows = len(jax.tree.leaves(as_data(x).x)[0])
+    forward = ais(
+        forward_key,
+        energy,
+        params,
+        base,
+        sampler=sampler,
+        num_particles=rows if num_particles is None else num_particles,
+        num_steps=num_steps,
+        betas=betas,
+        path=path,
+        pilot=pilot,
+    )
+    reverse = _back(reverse_key, energy, params, base, x, sampler, path, forward.plan)
+    healthy = reverse.ess >= HEALTHY * len(reverse.log_weights)
+    upper = reverse.log_z + 2 * reverse.stderr
+    loose = jnp.maximum(upper, reverse.bound + 2 * reverse.bound_stderr)
+    return Bracket(
+        log_z=(forward.log_z + reverse.log_z) / 2,
+        lower=forward.log_z - 2 * forward.stderr,
+        upper=jnp.where(healthy, upper, loose),
+        forward=forward,
+        reverse=reverse,
+    )
+
+
+def _back(key, energy, params, base, x, sampler, path: Way, plan: Plan) -> Annealed:
+    course = Course(energy, None, True, params, base, path, sampler, plan, None)
+    x = prepared(course, base.prepare(as_data(x).x))
+    keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
+    return finish(course, keys, _started(course, keys, x))
+
+
+@jax.jit
+def _started(course, keys, x):
+    return course.start(keys, x)

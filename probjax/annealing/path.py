@@ -1,0 +1,196 @@
+"""Ways from a distribution that is known to one that is not, and schedules along them.
+
+Geometric:  E_b = (1 - b) E_0 + b E_1,              b from 0 to 1;
+Straight:   E_b = E(theta_b, x),  theta_b = theta_0 + b (theta_1 - theta_0).
+
+The first asks of a sampler only what it knows of the two energies at its state, so what
+it keeps of them holds all the way. The second moves the parameters, as is done for RBMs
+from one without couplings, whose units then can be drawn layer by layer all along.
+
+A schedule is the numbers b themselves. Equal steps suit targets with light tails. Where
+a tail of the target is heavier than the base's, states reach it only as b comes near 1,
+and steps have to shrink with 1 - b.
+
+Reference: thesis, "Annealed Importance Sampling"; Salakhutdinov and Murray, ICML 2008.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.potential import Potential, potential
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Base,
+    Energy,
+    Float,
+    Params,
+    Scalar,
+    State,
+    check_count,
+    is_concrete,
+    recipe,
+)
+
+NEAREST = 1e-6
+
+
+class Way(Protocol):
+    """A family of models from a base, at 0, to a target, at 1; of one state."""
+
+    lasting: ClassVar[bool]
+    """Whether what a sampler keeps of its state holds along all of it."""
+
+    def model(
+        self, energy: Energy, params: Params, base: Base, beta: Scalar
+    ) -> Potential:
+        """The model at `beta`."""
+        ...
+
+    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
+        """base.energy(x) - E_0(x): 0 where the way begins at the base itself."""
+        ...
+
+    def fall(
+        self,
+        energy: Energy,
+        params: Params,
+        base: Base,
+        state: Any,
+        here: Scalar,
+        there: Scalar,
+    ) -> Scalar:
+        """E_here(x) - E_there(x) at a sampler's state."""
+        ...
+
+
+@recipe
+class Geometric:
+    """Both energies weighted, one rising as the other falls."""
+
+    lasting: ClassVar[bool] = True
+
+    def model(
+        self, energy: Energy, params: Params, base: Base, beta: Scalar
+    ) -> Potential:
+        return Potential((type(base).energy, energy), (base, params), _weights(beta))
+
+    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
+        return jnp.zeros(())
+
+    def fall(
+        self,
+        energy: Energy,
+        params: Params,
+        base: Base,
+        state: Any,
+        here: Scalar,
+        there: Scalar,
+    ) -> Scalar:
+        terms = getattr(state, "terms", None)
+        if terms is None:
+            terms = self.model(energy, params, base, here).terms(state.x)
+        # Weights as the models have them, rounding and all, so that none is lost.
+        change = _weights(here) - _weights(there)
+        return change[0] * terms[0] + change[1] * terms[1]
+
+
+@recipe
+class Straight:
+    """One energy whose parameters move in a straight line.
+
+    The base should be the normalised exp(-energy(start, x)); what it misses by is
+    weighed, so that any base will do, at a price.
+
+    Args:
+        start: the parameters where the line begins.
+    """
+
+    start: Params
+    lasting: ClassVar[bool] = False
+
+    def model(
+        self, energy: Energy, params: Params, base: Base, beta: Scalar
+    ) -> Potential:
+        def between(first, last):
+            return first + beta * (last - first)
+
+        return potential(energy, jax.tree.map(between, self.start, params))
+
+    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
+        return base.energy(x) - energy(self.start, x)
+
+    def fall(
+        self,
+        energy: Energy,
+        params: Params,
+        base: Base,
+        state: Any,
+        here: Scalar,
+        there: Scalar,
+    ) -> Scalar:
+        before, after = (self.model(energy, params, base, b) for b in (here, there))
+        return before(state.x) - after(state.x)
+
+
+def linear(num_steps: int) -> Float[Array, " beta"]:
+    """Equal steps.
+
+    >>> linear(4).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    check_count("num_steps", num_steps)
+    return jnp.asarray(np.linspace(0, 1, num_steps + 1))
+
+
+def sigmoid(num_steps: int, *, slope: float = 4.0) -> Float[Array, " beta"]:
+    """Short steps at both ends: 1 / (1 + exp(-slope t)) for t from -1 to 1, rescaled.
+
+    >>> sigmoid(4, slope=2.0).round(2).tolist()
+    [0.0, 0.1..., 0.5, 0.8..., 1.0]
+    """
+    check_count("num_steps", num_steps)
+    raw = np.tanh(slope / 2 * np.linspace(-1, 1, num_steps + 1))
+    return jnp.asarray((raw / raw[-1] + 1) / 2)
+
+
+def towards_one(num_steps: int) -> Float[Array, " beta"]:
+    """Half of the steps equal, half of them shrinking with 1 - b, down to 1e-6.
+
+    For targets with heavier tails than their base.
+    """
+    check_count("num_steps", num_steps)
+    log_spaced = 1 - np.geomspace(1, NEAREST, num_steps - num_steps // 2 + 1)
+    equal = np.linspace(0, 1, num_steps // 2 + 1)[1:]
+    betas = np.sort(np.concatenate([log_spaced, equal]))
+    betas[-1] = 1
+    return jnp.asarray(betas)
+
+
+def check_betas(betas: ArrayLike) -> Float[Array, " beta"]:
+    """`betas` as an array, unless they do not rise from 0 to 1."""
+    betas = jnp.asarray(betas, float)
+    if betas.ndim != 1 or len(betas) < 2:
+        raise ValueError(f"betas must be two numbers or more, got shape {betas.shape}")
+    if not is_concrete(betas):
+        return betas
+    for place, end in ((0, 0), (-1, 1)):
+        if betas[place] != end:
+            raise ValueError(
+                f"betas must rise from 0 to 1, got betas[{place}]={betas[place]}"
+            )
+    falls = np.flatnonzero(np.diff(np.asarray(betas)) < 0)
+    if len(falls):
+        k = int(falls[0])
+        raise ValueError(
+            f"betas must rise from 0 to 1, got betas[{k}]={betas[k]} before "
+            f"betas[{k + 1}]={betas[k + 1]}"
+        )
+    return betas
+
+
+def _weights(beta):
+    return jnp.stack([1 - beta, beta])

@@ -1,0 +1,215 @@
+"""Products of experts: each likes the response of one linear filter to be small.
+
+    E(x) = sum_l lambda_l log(1 + (f_l x)^2)       Student's t experts
+    E(x) = sum_l lambda_l |f_l x|                  Laplace experts
+
+The rows f_l of `filters` are the experts'. With as many experts as sites the responses
+u = F x are independent, so that the partition function is a product of integrals over
+one response each, over |det F|, and exact draws are x = F^-1 u:
+
+    log Z = sum_l [log(pi) / 2 + ln Gamma(lambda_l - 1/2) - ln Gamma(lambda_l)]
+            - log|det F|                           Student's t, every lambda_l > 1/2
+    log Z = sum_l log(2 / lambda_l) - log|det F|   Laplace
+
+A Student's t expert is a t density of nu = 2 lambda - 1 degrees of freedom in
+u sqrt(nu): its moments from order nu on are infinite.
+
+Reference: thesis, "Hamiltonian Annealed Importance Sampling", product of experts;
+Hinton, Neural Computation 14, 1771 (2002).
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from probjax import random
+from probjax.types import (
+    Array,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    check_count,
+    closed_form,
+    float_dtype,
+    is_concrete,
+)
+
+
+class Params(NamedTuple):
+    """A filter and a strength for every expert."""
+
+    filters: Float[Array, "expert site"]
+    """The rows f_l: what each expert responds to."""
+    strength: Float[Array, " expert"]
+    """lambda_l: how much a response costs."""
+
+
+def init(key: PRNGKeyArray, size: int, num_experts: int | None = None) -> Params:
+    """Independent normal filters, and strengths of 1.
+
+    White data of variance 1 have responses of variance 1.
+
+    Args:
+        size: number of sites.
+        num_experts: as many as sites if None, so that log Z is known.
+    """
+    num_experts = size if num_experts is None else num_experts
+    check_count("size", size)
+    check_count("num_experts", num_experts)
+    filters = random.normal(key, (num_experts, size)) / math.sqrt(size)
+    return Params(filters, jnp.ones(num_experts))
+
+
+def laplace_unnormalisable(params: Params) -> str:
+    """What leaves Laplace experts without a finite Z, in words; "" if nothing does.
+
+    Experts of strength 0 count for nothing. Negative strengths are none of an expert,
+    whatever the others make good.
+    """
+    if not is_concrete(params):
+        return ""
+    filters, strength = map(np.asarray, params)
+    if not (np.isfinite(filters).all() and np.isfinite(strength).all()):
+        return "filters and strengths must be finite, got NaN or infinity"
+    if strength.min() < 0:
+        return f"strengths must not be negative, got {strength.min():.3g}"
+    rank, size = _rank(filters[strength > 0]), filters.shape[1]
+    if rank < size:
+        return (
+            f"the filters of experts of positive strength span {rank} of {size} "
+            "directions, and along the others nothing falls off"
+        )
+    return ""
+
+
+def student_t_unnormalisable(params: Params) -> str:
+    """What leaves Student's t experts without a finite Z, in words; "" if not seen.
+
+    As for Laplace experts, and as many experts as sites need strengths above 1/2. With
+    more, those that respond somewhere in a subspace V must have
+    sum_l 2 lambda_l > dim V, for every V. Only the whole space is looked at, so that
+    this is necessary, and not sufficient.
+    """
+    if found := laplace_unnormalisable(params):
+        return found
+    if not is_concrete(params):
+        return ""
+    strength, size = np.asarray(params.strength, float), params.filters.shape[1]
+    counted = strength[strength > 0]
+    if len(counted) == size and counted.min() <= 0.5:
+        return (
+            "as many experts as sites need strengths above 1/2, got "
+            f"{counted.min():.3g}"
+        )
+    if counted.sum() <= size / 2:
+        return (
+            f"the strengths must sum to more than half of {size} sites, got "
+            f"{counted.sum():.3g}"
+        )
+    return ""
+
+
+@closed_form(unnormalisable=student_t_unnormalisable)
+def student_t(params: Params, x: Float[Array, " site"]) -> Scalar:
+    """The energy sum_l lambda_l log(1 + (f_l x)^2) of one state."""
+    _check(params, x)
+    return params.strength @ jnp.log1p((params.filters @ x) ** 2)
+
+
+@closed_form(unnormalisable=laplace_unnormalisable)
+def laplace(params: Params, x: Float[Array, " site"]) -> Scalar:
+    """The energy sum_l lambda_l |f_l x| of one state."""
+    _check(params, x)
+    return params.strength @ jnp.abs(params.filters @ x)
+
+
+def student_t_log_z(params: Params) -> Scalar:
+    """Log Z of as many Student's t experts as sites; inf if it is not finite."""
+    _check_complete(params)
+    strength = params.strength
+    each = jnp.log(jnp.pi) / 2 + gammaln(strength - 0.5) - gammaln(strength)
+    each = jnp.where(strength > 0.5, each, jnp.inf)
+    return jnp.sum(each) - jnp.linalg.slogdet(params.filters)[1]
+
+
+def laplace_log_z(params: Params) -> Scalar:
+    """Log Z of as many Laplace experts as sites; inf if it is not finite."""
+    _check_complete(params)
+    each = jnp.where(params.strength > 0, jnp.log(2 / params.strength), jnp.inf)
+    return jnp.sum(each) - jnp.linalg.slogdet(params.filters)[1]
+
+
+def sample_student_t(
+    key: PRNGKeyArray, params: Params, *, num_draws: int
+) -> Float[Array, "draw site"]:
+    """Exact draws from as many Student's t experts as sites."""
+    _check_draws(params, student_t_unnormalisable(params), num_draws)
+    shape, dtype = (num_draws, len(params.strength)), float_dtype(params)
+    normal_key, gamma_key = random.split(key)
+    # t / sqrt(nu) is a normal over the root of twice a gamma variable, whose logarithm
+    # is taken as it underflows itself where a strength is little above 1/2.
+    shapes = params.strength.astype(dtype) - 0.5
+    log_gamma = jax.random.loggamma(
+        gamma_key, jnp.broadcast_to(shapes, shape), dtype=dtype
+    )
+    noise = random.normal(normal_key, shape, dtype)
+    return _states(params, noise * jnp.exp(-log_gamma / 2) / math.sqrt(2))
+
+
+def sample_laplace(
+    key: PRNGKeyArray, params: Params, *, num_draws: int
+) -> Float[Array, "draw site"]:
+    """Exact draws from as many Laplace experts as sites."""
+    _check_draws(params, laplace_unnormalisable(params), num_draws)
+    shape = (num_draws, len(params.strength))
+    noise = jax.random.laplace(key, shape, float_dtype(params))
+    return _states(params, noise / params.strength[None])
+
+
+def _rank(rows):
+    if not len(rows):
+        return 0
+    # Of rows of one length, as a long one would drown the others.
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return int(np.linalg.matrix_rank(rows / np.where(lengths > 0, lengths, 1)))
+
+
+def _states(params, responses):
+    return jnp.linalg.solve(params.filters, responses.T).T
+
+
+def _check_draws(params, trouble, num_draws):
+    _check_complete(params)
+    check_count("num_draws", num_draws)
+    if trouble:
+        raise ValueError(f"the model has no draws: {trouble}")
+
+
+def _check_complete(params):
+    experts, size = params.filters.shape
+    if experts != size:
+        raise ValueError(
+            f"this is known for as many experts as sites, got {experts} experts of "
+            f"{size} sites"
+        )
+    _check_strength(params)
+
+
+def _check_strength(params):
+    experts = len(params.filters)
+    if params.strength.shape != (experts,):
+        raise ValueError(
+            f"params must have a strength for each of {experts} experts, got shape "
+            f"{params.strength.shape}"
+        )
+
+
+def _check(params, x):
+    _check_strength(params)
+    size = params.filters.shape[1]
+    if x.shape != (size,):
+        raise ValueError(f"x must have the {size} sites of params, got shape {x.shape}")

@@ -1,0 +1,93 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import random_ising
+
+from probjax import HMC, HeatBath, exact, ising
+from probjax.annealing import (
+    Bernoulli,
+    Gaussian,
+    log_likelihood,
+    reverse_ais,
+    sandwich,
+)
+from probjax.models import experts
+
+SPINS = random_ising(3, 5, scale=0.7)
+
+
+def student():
+    """Heavy tails, of which a run from a Gaussian misses most."""
+    keys = jax.random.split(jax.random.key(1))
+    filters = jnp.eye(6) + 0.3 * jax.random.normal(keys[0], (6, 6))
+    return experts.Params(filters, jnp.linspace(0.8, 2.0, 6))
+
+
+def test_both_sides_meet_on_spins(key):
+    x = exact.sample(key, ising.energy, SPINS, 5, num_draws=500)
+    found = sandwich(
+        key, ising.energy, SPINS, Bernoulli(5), x, sampler=HeatBath(), num_steps=500
+    )
+    truth = float(exact.log_z(ising.energy, SPINS, 5))
+    assert found.lower < truth < found.upper
+    assert found.upper - found.lower < 0.1
+    assert found.forward.bound < truth < found.reverse.bound
+    assert abs(found.log_z - truth) < 0.05
+    assert "from the base" in found.describe()
+
+
+def test_the_interval_covers_a_tail_that_one_side_misses(key):
+    params = student()
+    truth = float(experts.student_t_log_z(params))
+    covered, missed = [], []
+    for each in jax.random.split(key, 20):
+        x = experts.sample_student_t(each, params, num_draws=200)
+        found = sandwich(
+            each,
+            experts.student_t,
+            params,
+            Gaussian(6),
+            x,
+            sampler=HMC(0.2),
+            num_steps=300,
+        )
+        covered.append(found.lower < truth < found.upper)
+        missed.append(abs(found.forward.log_z - truth) > 2 * found.forward.stderr)
+    assert np.mean(covered) >= 0.9
+    # What makes it worth having: by its own error the one side would be wrong.
+    assert np.mean(missed) > 0.3
+
+
+def test_likelihoods_have_both_sides_of_log_z(key):
+    x = exact.sample(key, ising.energy, SPINS, 5, num_draws=400)
+    log_p = np.asarray(exact.log_probs(ising.energy, SPINS, 5))
+    codes = np.asarray(x) @ 2 ** np.arange(5)[::-1]
+    rows = np.asarray(exact.states(5)) @ 2 ** np.arange(5)[::-1]
+    truth = log_p[np.argsort(rows)][codes.astype(int)]
+    found = sandwich(
+        key, ising.energy, SPINS, Bernoulli(5), x, sampler=HeatBath(), num_steps=500
+    )
+    both = log_likelihood(ising.energy, SPINS, x, found)
+    assert both.lower < truth.mean() < both.upper
+    np.testing.assert_allclose(both.upper - both.lower, found.upper - found.lower)
+    np.testing.assert_allclose(both.per_row, truth, atol=0.05)
+    np.testing.assert_allclose(both.per_row.mean(), both.value, rtol=1e-5)
+    one = log_likelihood(ising.energy, SPINS, x, found.forward)
+    assert np.isnan(one.lower)
+    assert np.isnan(one.upper)
+    assert abs(one.value - truth.mean()) < 5 * one.stderr
+    assert "from one side only" in one.describe()
+
+
+def test_draws_that_are_not_of_the_base_are_refused(key):
+    with pytest.raises(ValueError, match="data must have the 5 entries of the base"):
+        reverse_ais(
+            key,
+            ising.energy,
+            SPINS,
+            Bernoulli(5),
+            jnp.zeros((3, 4)),
+            sampler=HeatBath(),
+            num_steps=3,
+        )

@@ -1,0 +1,171 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax.annealing import Gaussian, Laplace
+from probjax.models import linear
+
+BASIS = np.array([[1.0, -0.4], [0.3, 0.8], [0.0, 0.5]])
+X = np.array([0.7, -0.9, 0.2])
+JOINTS = [(linear.gaussian, Gaussian), (linear.laplace, Laplace)]
+NAMES = ["gaussian", "laplace"]
+NUM = 40_000
+
+
+def model(noise=0.3, basis=BASIS):
+    return linear.Params(jnp.asarray(basis), jnp.asarray(noise))
+
+
+@pytest.mark.parametrize(("joint", "prior"), JOINTS, ids=NAMES)
+def test_joint_without_a_basis_is_the_prior_and_the_noise(joint, prior, x64):
+    params, a = model(basis=0 * BASIS), jnp.array([0.4, -2.0])
+    noise, base = Gaussian(3, 0.0, 0.3), prior(2)
+    expected = noise.energy(X) + noise.log_z + base.energy(a) + base.log_z
+    np.testing.assert_allclose(joint(params, X, a), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("joint", "prior"), JOINTS, ids=NAMES)
+def test_joint_given_a_is_normal_about_its_sum_of_basis_functions(joint, prior, x64):
+    params, a = model(), jnp.array([0.4, -2.0])
+    base, noise = prior(2), Gaussian(3, BASIS @ a, 0.3)
+    expected = noise.energy(X) + noise.log_z + base.energy(a) + base.log_z
+    np.testing.assert_allclose(joint(params, X, a), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("joint", [linear.gaussian, linear.laplace], ids=NAMES)
+def test_joint_integrates_to_one(joint, x64):
+    params = model(0.5, [[0.8]])
+    step = 0.02
+    # Midpoints, which are off by step^2 / 24 where a Laplace prior has its kink.
+    edge = np.arange(-30, 30, step) + step / 2
+    near = np.arange(-6, 6, 0.05)
+
+    @jax.jit
+    def over_noise(a):
+        apart = 0.8 * a + jnp.asarray(near)
+        energies = jax.vmap(lambda x: joint(params, x[None], a[None]))(apart)
+        return jnp.sum(jnp.exp(-energies)) * 0.05
+
+    total = float(jnp.sum(jax.lax.map(over_noise, jnp.asarray(edge)))) * step
+    np.testing.assert_allclose(total, 1, rtol=step**2 / 12)
+
+
+def test_joint_integrates_to_the_known_likelihood(x64):
+    params = model()
+    edge = np.arange(-9, 9, 0.03)
+    points = jnp.asarray(np.stack(np.meshgrid(edge, edge), -1).reshape(-1, 2))
+    energies = jax.jit(jax.vmap(linear.gaussian, (None, None, 0)))(params, X, points)
+    total = np.log(np.exp(-energies).sum() * 0.03**2)
+    found = linear.gaussian_log_likelihood(params, X)
+    np.testing.assert_allclose(found, total, rtol=0, atol=1e-9)
+    covariance = BASIS @ BASIS.T + 0.3**2 * np.eye(3)
+    expected = X @ np.linalg.solve(covariance, X) + 3 * np.log(2 * np.pi)
+    expected = -(expected + np.linalg.slogdet(covariance)[1]) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_likelihood_is_joint_over_posterior(x64):
+    """log p(x) = log p(x, a) - log p(a | x), whatever a: the posterior is right."""
+    params, a = model(), jnp.array([0.4, -0.3])
+    precision = np.eye(2) + BASIS.T @ BASIS / 0.3**2
+    mean = np.linalg.solve(precision, BASIS.T @ X / 0.3**2)
+    factor = jnp.linalg.cholesky(np.linalg.inv(precision))
+    posterior = Gaussian(2, mean, factor)
+    found = posterior.energy(a) + posterior.log_z - linear.gaussian(params, X, a)
+    expected = linear.gaussian_log_likelihood(params, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def scores(draws, mean, covariance):
+    """How far moments of normal draws are off, in standard errors."""
+    draws, variance = np.asarray(draws), np.diagonal(covariance)
+    means = (draws.mean(0) - mean) / np.sqrt(variance / NUM)
+    noise = np.sqrt((covariance**2 + np.outer(variance, variance)) / NUM)
+    return np.abs(means).max(), np.abs((np.cov(draws.T) - covariance) / noise).max()
+
+
+def test_posterior_draws_have_its_moments(x64, key):
+    params, keys = model(), jax.random.split(key, NUM)
+    draws = jax.vmap(linear.gaussian_posterior_sample, (0, None, None))(keys, params, X)
+    covariance = np.linalg.inv(np.eye(2) + BASIS.T @ BASIS / 0.3**2)
+    assert max(scores(draws, covariance @ BASIS.T @ X / 0.3**2, covariance)) < 5
+
+
+def test_gaussian_draws_have_the_joint_moments(x64, key):
+    x, a = linear.sample_gaussian(key, model(), num_draws=NUM)
+    covariance = np.block(
+        [[BASIS @ BASIS.T + 0.3**2 * np.eye(3), BASIS], [BASIS.T, np.eye(2)]]
+    )
+    both = np.concatenate([x, a], axis=1)
+    assert max(scores(both, np.zeros(5), covariance)) < 5
+
+
+def test_laplace_draws_have_their_prior_and_noise(x64, key):
+    x, a = linear.sample_laplace(key, model(), num_draws=NUM)
+    noise = (np.asarray(x) - np.asarray(a) @ BASIS.T) / 0.3
+    assert max(scores(noise, np.zeros(3), np.eye(3))) < 5
+    levels = np.array([0.01, 0.1, 0.3, 0.5, 0.8, 0.95, 0.999])
+    quantiles = np.where(levels < 0.5, np.log(2 * levels), -np.log(2 * (1 - levels)))
+    for each in np.asarray(a).T:
+        shares = (each[:, None] < quantiles[None]).mean(0)
+        error = np.sqrt(levels * (1 - levels) / NUM)
+        assert np.abs((shares - levels) / error).max() < 5
+    crossed = noise.T @ np.asarray(a) / NUM
+    assert np.abs(crossed).max() < 5 * np.sqrt(2 / NUM)
+
+
+@pytest.mark.parametrize("joint", [linear.gaussian, linear.laplace], ids=NAMES)
+def test_joints_have_the_right_derivatives(joint, x64):
+    def of_parts(basis, noise, x, a):
+        return joint(linear.Params(basis, noise), x, a)
+
+    at = (*model(), jnp.asarray(X), jnp.array([0.4, -0.3]))
+    chex.assert_numerical_grads(of_parts, at, order=1)
+
+
+def test_likelihood_has_the_right_derivatives(x64):
+    def of_parts(basis, noise, x):
+        return linear.gaussian_log_likelihood(linear.Params(basis, noise), x)
+
+    chex.assert_numerical_grads(of_parts, (*model(), jnp.asarray(X)), order=1)
+
+
+def test_all_is_computed_in_the_dtype_of_the_params(x64, key):
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model())
+    x, a = X.astype(np.float32), jnp.ones(2, jnp.float32)
+    found = (
+        linear.gaussian(params, x, a),
+        linear.laplace(params, x, a),
+        linear.gaussian_log_likelihood(params, x),
+        linear.gaussian_posterior_sample(key, params, x),
+        linear.sample_gaussian(key, params, num_draws=1),
+        linear.sample_laplace(key, params, num_draws=1),
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda key: linear.init(key, 0, 2), "size must be an integer of at least 1"),
+        (lambda key: linear.init(key, 2, 0), "num_latents must be an integer"),
+        (lambda key: linear.init(key, 2, 2, noise=0.0), "noise must be positive and"),
+        (
+            lambda key: linear.laplace(model(), X, jnp.zeros(3)),
+            r"3 sites and 2 latents, got x of shape \(3,\) and a of shape \(3,\)",
+        ),
+        (
+            lambda key: linear.gaussian_log_likelihood(model(), X[:2]),
+            r"got x of shape \(2,\)",
+        ),
+        (
+            lambda key: linear.sample_gaussian(key, model(), num_draws=0),
+            "num_draws must be an integer of at least 1",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(call, message, key):
+    with pytest.raises(ValueError, match=message):
+        call(key)
