@@ -7,8 +7,8 @@ schedule: if s(b) is the spread of E_0 - E_1 over the particles at b, steps of
     db ~ 1 / s(b)
 
 let the weights of all distributions scatter alike, so that the conditional effective
-sample size is the same along the way. A fifth of the steps stay where the pilot's were,
-lest a gap be left where it saw nothing.
+sample size is the same along the way. Half of the steps stay where the pilot's were,
+lest a gap be left where it saw nothing: tails are found late or not at all.
 
 Nothing of it is used in an estimate: weights of a run that adapts are biased.
 
@@ -47,7 +47,7 @@ NUM_KNOTS, NUM_SETTLING = 40, 50
 LEAST_STEPS, MOST_STEPS = 400, 4000
 LEAST_PARTICLES = 100
 GAIN = 0.2
-KEPT_SHARE = 0.2
+KEPT_SHARE = 0.5
 
 
 class Plan(NamedTuple):
@@ -232,9 +232,9 @@ def _explore(
             )
             log_step = log_step + GAIN * jnp.clip(miss, -1, 1)
             mean_log_step = mean_log_step + log_step / per_knot
-        # Deviations, not squares: of heavy tails they are better known.
-        away = jnp.abs(_centred(slope, num_groups))
-        scatter = scatter + jnp.mean(jnp.where(jnp.isfinite(away), away, 0)) / per_knot
+        away = _centred(slope, num_groups)
+        away = jnp.where(jnp.isfinite(away), away, 0)
+        scatter = scatter + jnp.sqrt(jnp.mean(away**2)) / per_knot
         return states, log_step, metric, mean_log_step, scatter
 
     def knot(carry, number):

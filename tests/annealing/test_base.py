@@ -357,7 +357,7 @@ def test_fitted_bases_have_the_moments_of_weighted_data(x64):
 
 def test_full_gaussian_has_the_covariance_of_weighted_data(x64):
     x = np.array([[0.0, 1.0], [2.0, 1.5], [1.0, -1.0], [9.0, 9.0]])
-    base = fit_full_gaussian(Data(x, np.array([1.0, 2.0, 1.0, 0.0])))
+    base = fit_full_gaussian(Data(x, np.array([2.0, 4.0, 2.0, 0.0])))
     rows = x[[0, 1, 1, 2]]
     np.testing.assert_allclose(base.mean, rows.mean(0))
     covariance = base.scale @ base.scale.T

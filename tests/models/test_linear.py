@@ -7,7 +7,7 @@ import pytest
 from probjax.annealing import Gaussian, Laplace
 from probjax.models import linear
 
-BASIS = np.array([[1.0, -0.4], [0.3, 0.8], [0.0, 0.5]])
+BASIS = np.array([[1.0, 0.9], [0.3, -0.4], [0.0, 0.5]])
 X = np.array([0.7, -0.9, 0.2])
 JOINTS = [(linear.gaussian, Gaussian), (linear.laplace, Laplace)]
 NAMES = ["gaussian", "laplace"]

@@ -1,0 +1,490 @@
+"""Annealing where the answer is known: the error of log Z against distributions.
+
+Tasks of 36 sites and 36 experts or latents, filters of geometric mean 1:
+
+    laplace      Laplace experts, condition 3
+    student      Student's t experts, condition 3, first moments infinite for 6 of them
+    hard         the same, condition 100, infinite for 4
+    generative   x = B a + .1 n, a and n normal, condition 3: log p(x), row by row
+
+Programs, 200 particles each from a unit Gaussian, one move per distribution:
+
+    HAIS         as published: steps of .2, momentum persists, equal steps in beta
+    fresh        the same with momentum drawn anew
+    Metropolis   Gaussian proposals of .1, equal steps in beta
+    ours         what `ais` does by itself: steps, metric and betas of a pilot run
+
+Reference: thesis, chapter "Hamiltonian Annealed Importance Sampling", "Validating
+Hamiltonian Annealed Importance Sampling" and "Speed of Convergence".
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness import Options, Table
+from probjax import GaussianSteps, plots
+from probjax.annealing import (
+    Gaussian,
+    Pilot,
+    ais,
+    marginal_log_likelihood,
+    sandwich,
+)
+from probjax.annealing.plan import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    NUM_KNOTS,
+    NUM_SETTLING,
+)
+from probjax.models import experts, linear
+from probjax.plots import BLUE, ORANGE
+from probjax.samplers import HMC, Metropolis, Momentum
+from probjax.types import Array, Energy, PRNGKeyArray, Sampler
+
+FIGURE = Path("out/hais_convergence.png")
+SIZE, NUM_PARTICLES = 36, 200
+BASE = Gaussian(SIZE)
+FIGURES = ("student", "laplace", "generative")
+TARGETS = {"laplace": 0.02, "student": 0.25, "generative": 0.2, "hard": 1.0}
+INTERVAL_STEPS, COVERED = 1000, 90
+# The axes of errors are logarithmic beyond.
+LINEAR_BELOW = {"student": 1, "laplace": 0.1, "generative": 1}
+NUM_RESAMPLED = 1000
+# Root-mean-square errors of other instances, by N: HAIS, fresh momentum, Metropolis.
+KNOWN = {
+    "laplace": {
+        100: (0.11, 0.23, 0.53),
+        1000: (0.025, 0.049, 0.10),
+        10_000: (0.011, 0.010, 0.029),
+        100_000: (0.001, 0.002, 0.011),
+    },
+    "student": {
+        100: (1.08, 1.43, 1.96),
+        1000: (0.66, 0.86, 1.34),
+        10_000: (0.39, 0.61, 0.79),
+        100_000: (0.26, 0.48, 0.41),
+    },
+}
+
+
+class Program(NamedTuple):
+    """How particles are moved, and drawn."""
+
+    sampler: Sampler
+    pilot: Pilot | None
+    color: str
+    marker: str
+
+    def num_moves(self, num_steps: int) -> int:
+        """Of a particle, the pilot's included."""
+        if self.pilot is None:
+            return num_steps - 1
+        pilot = np.clip(int(self.pilot.share * num_steps), LEAST_STEPS, MOST_STEPS)
+        return num_steps - 1 + NUM_SETTLING + -(-int(pilot) // NUM_KNOTS) * NUM_KNOTS
+
+
+PROGRAMS = {
+    "HAIS": Program(HMC(0.2), None, BLUE, "x"),
+    "fresh": Program(HMC(0.2, momentum=Momentum(0.0)), None, "#009E73", "*"),
+    "Metropolis": Program(
+        Metropolis(GaussianSteps(0.1, num_draws=1)), None, ORANGE, "o"
+    ),
+    "ours": Program(HMC(0.2), Pilot(), "black", "+"),
+}
+# Who is asked for the error of whom.
+PAIRS = (("HAIS", "fresh"), ("HAIS", "Metropolis"), ("ours", "HAIS"))
+
+
+class Outcome(NamedTuple):
+    """What one run came to."""
+
+    error: np.ndarray
+    """Estimate less truth, of every row."""
+    stderr: float
+    """Of a row, as the run has it."""
+    ess: float
+    """Effective particles; NaN where a run does not tell."""
+
+
+class Runs(NamedTuple):
+    """The outcomes of one program at one N, a key each."""
+
+    error: np.ndarray
+    """`(key, row)`"""
+    stderr: np.ndarray
+    ess: np.ndarray
+
+    @property
+    def rms(self) -> float:
+        """The root-mean-square error."""
+        return float(np.sqrt(np.mean(self.error**2)))
+
+    def resampled(self) -> np.ndarray:
+        """The same of keys drawn from these again and again."""
+        rng = np.random.default_rng(0)
+        chosen = rng.integers(len(self.error), size=(NUM_RESAMPLED, len(self.error)))
+        return np.sqrt(np.mean(self.error**2, 1)[chosen].mean(1))
+
+
+class Experts(NamedTuple):
+    """As many experts as sites, their log Z, and how to draw from them."""
+
+    energy: Energy
+    params: experts.Params
+    truth: float
+    draw: Callable[..., Array]
+
+    def run(self, key: PRNGKeyArray, program: Program, num_steps: int) -> Outcome:
+        found = ais(
+            key,
+            self.energy,
+            self.params,
+            BASE,
+            sampler=program.sampler,
+            num_particles=NUM_PARTICLES,
+            num_steps=num_steps,
+            pilot=program.pilot,
+        )
+        error = np.array([float(found.log_z) - self.truth])
+        return Outcome(error, float(found.stderr), float(found.ess))
+
+
+class Generative(NamedTuple):
+    """A linear model with a normal prior, and rows of it."""
+
+    params: linear.Params
+    rows: Array
+
+    def run(self, key: PRNGKeyArray, program: Program, num_steps: int) -> Outcome:
+        found = marginal_log_likelihood(
+            key,
+            linear.gaussian,
+            self.params,
+            BASE,
+            self.rows,
+            sampler=program.sampler,
+            num_particles=NUM_PARTICLES,
+            num_steps=num_steps,
+            pilot=program.pilot,
+        )
+        exact = jax.vmap(linear.gaussian_log_likelihood, (None, 0))
+        error = np.asarray(found.per_row - exact(self.params, self.rows))
+        return Outcome(error, float(found.stderr) * np.sqrt(len(error)), np.nan)
+
+
+class Size(NamedTuple):
+    """How much is run."""
+
+    num_keys: dict[int, int]
+    """By N."""
+    target: int
+    """The N of the targets."""
+    num_rows: int
+    num_intervals: int
+
+
+QUICK = Size({100: 4, 1000: 4}, 1000, 4, 10)
+FULL = Size({100: 10, 1000: 10, 10_000: 10, 100_000: 4}, 10_000, 10, 100)
+
+
+def run(options: Options) -> Iterator[Table]:
+    plots.load_pyplot()
+    size = QUICK if options.quick else FULL
+    asked = tasks(size.num_rows)
+    # A run keeps one core busy. The longest go first, and those that share programs
+    # follow each other.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {name: pool.submit(converge, name, asked[name], size) for name in asked}
+        covers = pool.submit(coverage, asked, size)
+        for name in FIGURES:
+            yield convergence(name, jobs[name].result())
+        found = {name: job.result() for name, job in jobs.items()}
+        draw(found)
+        yield speed(found)
+        yield targets(found, size)
+        yield covers.result()
+
+
+def tasks(num_rows: int) -> dict[str, Experts | Generative]:
+    basis = linear.Params(filters(2, 3), jnp.asarray(0.1))
+    rows, _ = linear.sample_gaussian(jax.random.key(0), basis, num_draws=num_rows)
+    laplace = experts.Params(filters(0, 3), jnp.ones(SIZE))
+    student = experts.Params(filters(1, 3), strengths(1, 6))
+    hard = experts.Params(filters(3, 100), strengths(3, 4))
+    return {
+        "generative": Generative(basis, rows),
+        "laplace": Experts(
+            experts.laplace,
+            laplace,
+            float(experts.laplace_log_z(laplace)),
+            experts.sample_laplace,
+        ),
+        **{
+            name: Experts(
+                experts.student_t,
+                params,
+                float(experts.student_t_log_z(params)),
+                experts.sample_student_t,
+            )
+            for name, params in (("student", student), ("hard", hard))
+        },
+    }
+
+
+def filters(seed: int, condition: float) -> Array:
+    """Singular values spaced evenly in their logarithms, between random rotations."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(SIZE, SIZE)))[0] for _ in range(2))
+    values = np.exp(np.linspace(-0.5, 0.5, SIZE) * np.log(condition))
+    return jnp.asarray(left * values @ right)
+
+
+def strengths(seed: int, num_heavy: int) -> Array:
+    """From .8 to 1 for experts without a mean, from 1.2 to 3 for the others."""
+    rng = np.random.default_rng(seed)
+    heavy = rng.uniform(0.8, 1, num_heavy)
+    return jnp.asarray(np.concatenate([heavy, rng.uniform(1.2, 3, SIZE - num_heavy)]))
+
+
+Found = dict[tuple[int, str], Runs]
+
+
+def converge(name: str, task: Experts | Generative, size: Size) -> Found:
+    """The runs by N and program; of a task without a figure, those of its target."""
+    if name not in FIGURES:
+        wanted = [(size.target, "ours")]
+    else:
+        longest = size.target if name == "generative" else max(size.num_keys)
+        counts = [count for count in size.num_keys if count <= longest]
+        wanted = [(count, program) for count in counts for program in PROGRAMS]
+    return {
+        (count, program): repeat(
+            partial(task.run, program=PROGRAMS[program], num_steps=count),
+            size.num_keys[count],
+        )
+        for count, program in wanted
+    }
+
+
+def repeat(outcome: Callable[[PRNGKeyArray], Outcome], num_keys: int) -> Runs:
+    every = [outcome(key) for key in jax.random.split(jax.random.key(1), num_keys)]
+    return Runs(*map(np.array, zip(*every, strict=True)))
+
+
+def convergence(name: str, found: Found) -> Table:
+    rows = []
+    for (count, program), runs in found.items():
+        known = dict(zip(PROGRAMS, KNOWN.get(name, {}).get(count, ()), strict=False))
+        moves = PROGRAMS[program].num_moves(count)
+        rows.append((count, program, moves, *summary(runs), known.get(program, "")))
+    measured = "log p(x), of each row" if name == "generative" else "log Z"
+    return Table(
+        f"{name}: error of {measured}, {NUM_PARTICLES} particles",
+        ("N", "program", "moves", *SUMMARY, "known"),
+        rows,
+        "Leapfrog steps are kick-drift-kick; the thesis prints drift-kick-drift. "
+        "Moves: of a particle, its pilot's included. +-: by keys drawn again. Known: "
+        "root-mean-square errors of other instances, by other code.",
+    )
+
+
+SUMMARY = ("keys", "rms error", "+-", "bias", "mean stderr", "mean ESS")
+
+
+def summary(runs: Runs) -> tuple[Any, ...]:
+    ess = float(np.mean(runs.ess))
+    return (
+        len(runs.error),
+        runs.rms,
+        float(np.std(runs.resampled())),
+        float(np.mean(runs.error)),
+        float(np.mean(runs.stderr)),
+        "" if np.isnan(ess) else ess,
+    )
+
+
+def speed(found: dict[str, Found]) -> Table:
+    """How many distributions one program needs for the error of another."""
+    rows, said = [], []
+    for program, beside in PAIRS:
+        parts = []
+        for name in FIGURES:
+            runs = found[name]
+            counts = sorted({count for count, _ in runs})
+            curve = np.array([runs[count, program].resampled() for count in counts])
+            means = np.array([runs[count, program].rms for count in counts])
+            verdicts = []
+            for count in counts[1:]:
+                other = runs[count, beside]
+                times = count / needed(counts, means, other.rms)
+                again = [
+                    count / needed(counts, one, level)
+                    for one, level in zip(curve.T, other.resampled(), strict=True)
+                ]
+                low, high = np.quantile(again, [0.05, 0.95])
+                verdict = "yes" if low >= 10 else "no" if high < 10 else "open"
+                verdicts.append(verdict)
+                rows.append(
+                    (name, program, beside, count, other.rms)
+                    + (times, float(low), float(high), verdict)
+                )
+            parts.append(f"{name} {', '.join(verdicts)}")
+        said.append(f"{program} beside {beside}: {'; '.join(parts)}.")
+    return Table(
+        "Times fewer distributions, for the error that another program has at N",
+        (
+            "task",
+            "program",
+            "beside",
+            "N",
+            "its error",
+            "times fewer",
+            "5 %",
+            "95 %",
+            "ten times",
+        ),
+        rows,
+        "Between the N that were run by straight lines in logarithms; N over the least "
+        "and the most of them are bounds. 5 % and 95 %: by keys drawn again. Ten times: "
+        "whether it is ten or more; open where keys disagree. Moves of pilots are not "
+        f"counted. N rising: {' '.join(said)}",
+    )
+
+
+def needed(counts: list[int], errors: np.ndarray, level: float) -> float:
+    """The N where errors come down to `level`; the last one if they do not."""
+    reached = np.flatnonzero(errors <= level)
+    if not len(reached):
+        return counts[-1]
+    if reached[0] == 0:
+        return counts[0]
+    ends = slice(reached[0] - 1, reached[0] + 1)
+    # They fall from the first of the two to the second.
+    falls, logs = -np.log(errors[ends]), np.log(counts[ends])
+    return float(np.exp(np.interp(-np.log(level), falls, logs)))
+
+
+def targets(found: dict[str, Found], size: Size) -> Table:
+    rows = []
+    for name, target in TARGETS.items():
+        runs = found[name][size.target, "ours"]
+        met = "yes" if runs.rms <= target else "no"
+        rows.append((name, *summary(runs), target, met))
+    said = "" if size.target == 10_000 else " Targets are of N = 10,000."
+    return Table(
+        f"Ours at N = {size.target:,}",
+        ("task", *SUMMARY, "target", "met"),
+        rows,
+        f"Nats; of each row for `generative`.{said}",
+    )
+
+
+def coverage(asked: dict[str, Experts | Generative], size: Size) -> Table:
+    """How often an interval from both sides holds the truth."""
+    rows = []
+    for name, task in asked.items():
+        if isinstance(task, Generative):
+            continue
+        every = [
+            interval(task, key)
+            for key in jax.random.split(jax.random.key(2), size.num_intervals)
+        ]
+        lower, upper, ess = np.array(every).T
+        rows.append(
+            (
+                name,
+                len(every),
+                int(np.sum((lower <= 0) & (upper >= 0))),
+                int(np.sum(lower > 0)),
+                int(np.sum(upper < 0)),
+                float(np.mean(lower)),
+                float(np.mean(upper)),
+                float(np.mean(upper - lower)),
+                float(np.median(upper - lower)),
+                float(np.mean(ess)),
+            )
+        )
+    return Table(
+        f"Intervals from both sides, N = {INTERVAL_STEPS:,}, from exact draws",
+        (
+            "task",
+            "runs",
+            "covered",
+            "too high",
+            "too low",
+            "mean lower",
+            "mean upper",
+            "mean width",
+            "median width",
+            "ESS back",
+        ),
+        rows,
+        f"Ends less the truth, {NUM_PARTICLES} particles each way. Target: "
+        f"{COVERED} of 100 covered.",
+    )
+
+
+def interval(task: Experts, key: PRNGKeyArray) -> tuple[float, float, float]:
+    """Both ends less the truth, and the ESS of the way back."""
+    draw_key, run_key = jax.random.split(key)
+    found = sandwich(
+        run_key,
+        task.energy,
+        task.params,
+        BASE,
+        task.draw(draw_key, task.params, num_draws=NUM_PARTICLES),
+        sampler=PROGRAMS["ours"].sampler,
+        num_steps=INTERVAL_STEPS,
+    )
+    lower, upper = float(found.lower) - task.truth, float(found.upper) - task.truth
+    return lower, upper, float(found.reverse.ess)
+
+
+def draw(found: dict[str, Found]) -> None:
+    """Errors of all runs against N, one panel to a task."""
+    figure, axes = plots.load_pyplot().subplots(
+        1, 3, figsize=(11, 3.8), layout="constrained"
+    )
+    for ax, name in zip(axes, FIGURES, strict=True):
+        ax.set_xscale("log")
+        ax.set_yscale("symlog", linthresh=LINEAR_BELOW[name])
+        for place, (which, program) in enumerate(PROGRAMS.items()):
+            beside = 10 ** (0.1 * (place - 1.5))
+            points = [
+                (beside * count, error)
+                for (count, one), runs in found[name].items()
+                for error in runs.error.mean(1)
+                if one == which
+            ]
+            ax.scatter(
+                *np.transpose(points),
+                s=26,
+                color=program.color,
+                marker=program.marker,
+                linewidths=1 if program.marker in "x+" else 0,
+                alpha=0.7,
+                label=which,
+            )
+        ax.axhline(0, color="black", linewidth=0.6, zorder=0)
+        ax.margins(y=0.08)
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.set_title(name)
+        ax.set_xlabel("intermediate distributions")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("estimate less truth, nats")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        frameon=False,
+        ncols=len(PROGRAMS),
+        loc="outside lower center",
+    )
+    FIGURE.parent.mkdir(exist_ok=True)
+    figure.savefig(FIGURE, dpi=150)
