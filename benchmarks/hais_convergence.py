@@ -120,7 +120,9 @@ class Runs(NamedTuple):
     error: np.ndarray
     """`(key, row)`"""
     stderr: np.ndarray
+    """`(key,)`"""
     ess: np.ndarray
+    """`(key,)`"""
 
     @property
     def rms(self) -> float:
@@ -128,7 +130,7 @@ class Runs(NamedTuple):
         return float(np.sqrt(np.mean(self.error**2)))
 
     def resampled(self) -> np.ndarray:
-        """The same of keys drawn from these again and again."""
+        """The same of keys drawn again, which are those of all programs."""
         rng = np.random.default_rng(0)
         chosen = rng.integers(len(self.error), size=(NUM_RESAMPLED, len(self.error)))
         return np.sqrt(np.mean(self.error**2, 1)[chosen].mean(1))
@@ -188,7 +190,9 @@ class Size(NamedTuple):
     target: int
     """The N of the targets."""
     num_rows: int
+    """Of `generative`."""
     num_intervals: int
+    """Of each task."""
 
 
 QUICK = Size({100: 4, 1000: 4}, 1000, 4, 10)
@@ -352,10 +356,10 @@ def speed(found: dict[str, Found]) -> Table:
             "ten times",
         ),
         rows,
-        "Between the N that were run by straight lines in logarithms; N over the least "
-        "and the most of them are bounds. 5 % and 95 %: by keys drawn again. Ten times: "
-        "whether it is ten or more; open where keys disagree. Moves of pilots are not "
-        f"counted. N rising: {' '.join(said)}",
+        "Straight lines in logarithms between the N that were run; N over the least "
+        "and over the most of them are bounds. 5 % and 95 %: by keys drawn again. Ten "
+        "times: whether it is ten or more, open if keys disagree. Moves of pilots are "
+        f"not counted. N rising: {' '.join(said)}",
     )
 
 

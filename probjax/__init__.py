@@ -14,6 +14,19 @@ from probjax import (
     samplers,
     storage,
 )
+from probjax.annealing import (
+    Bernoulli,
+    Gaussian,
+    Laplace,
+    ais,
+    ais_until,
+    compare,
+    log_likelihood,
+    marginal_log_likelihood,
+    resume_ais,
+    reverse_ais,
+    sandwich,
+)
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -37,7 +50,7 @@ from probjax.fitting import (
     fit,
     loss,
 )
-from probjax.models import ising, potts, rbm
+from probjax.models import experts, ising, linear, potts, rbm
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
@@ -67,7 +80,7 @@ from probjax.objectives.score import (
 from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
-from probjax.progress import draws_bar, progress_bar
+from probjax.progress import annealing_bar, draws_bar, progress_bar
 from probjax.samplers import (
     HMC,
     HeatBath,
@@ -89,6 +102,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AllFlips",
     "BallSteps",
+    "Bernoulli",
     "BitFlips",
     "BlockChanges",
     "ContinuousPseudoLikelihood",
@@ -98,24 +112,26 @@ __all__ = [
     "Data",
     "DenoisingScoreMatching",
     "Fit",
+    "Gaussian",
     "GaussianSteps",
     "GroupL1",
-    "Hamiltonian",
     "HMC",
+    "Hamiltonian",
     "HeatBath",
     "HutchinsonScoreMatching",
     "Joined",
     "L1",
     "L2",
+    "Laplace",
     "Listed",
     "LogRISE",
     "LookAheadHMC",
     "MPF",
-    "Metropolis",
-    "Momentum",
     "MaximumLikelihood",
+    "Metropolis",
     "MinimumKLContraction",
     "MinimumVelocity",
+    "Momentum",
     "NodeLikelihood",
     "NoiseContrast",
     "Path",
@@ -131,17 +147,22 @@ __all__ = [
     "ScoreMatchingBySteps",
     "SiteChanges",
     "SlicedScoreMatching",
-    "UnboundedWarning",
     "SwendsenWang",
+    "UnboundedWarning",
     "Uncertainty",
     "Validation",
+    "ais",
+    "ais_until",
     "annealing",
+    "annealing_bar",
     "charts",
     "closed_form",
+    "compare",
     "cross_validate",
     "diagnostics",
     "draws_bar",
     "exact",
+    "experts",
     "fit",
     "fit_nodes",
     "fit_path",
@@ -149,7 +170,10 @@ __all__ = [
     "goodness",
     "interop",
     "ising",
+    "linear",
+    "log_likelihood",
     "loss",
+    "marginal_log_likelihood",
     "mean_field",
     "potential",
     "potts",
@@ -157,10 +181,13 @@ __all__ = [
     "rbm",
     "recipe",
     "resume",
+    "resume_ais",
     "resume_mean",
+    "reverse_ais",
     "sample",
     "sample_mean",
     "samplers",
+    "sandwich",
     "screening_strength",
     "static",
     "storage",

@@ -9,7 +9,12 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert blocks
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks), {})
-    divergence, worst, *path, third, contact = capsys.readouterr().out.splitlines()
+    divergence, worst, *path, contact = capsys.readouterr().out.splitlines()
+    *path, third, mixed, interval, likelihood, covered = path
+    assert mixed.startswith("all 16 coordinates: R-hat at most 1.0")
+    assert interval.startswith("log Z from ")
+    assert "nats per row, between" in likelihood
+    assert covered == "True"
     assert float(divergence) < 0.01
     assert 1 < float(worst) < 5
     coupled = [int(line.split()[3]) for line in path]

@@ -95,7 +95,16 @@ CONTINUOUS = [
     MinimumVelocity(ising.energy, jnp.array([1.0, 2, 0.5, 1])),
     ContinuousPseudoLikelihood(ising.energy, lower=-5.0, upper=5.0, num_points=4),
 ]
-BASES = [annealing.Bernoulli(4), annealing.Gaussian(4, 0.5, jnp.ones(4))]
+BASES = [
+    annealing.Bernoulli(4),
+    annealing.Gaussian(4, 0.5, jnp.ones(4)),
+    annealing.Laplace(4, scale=2.0),
+    annealing.StudentT(4, 3.0),
+    annealing.Exponential(4, 0.5),
+    annealing.Categorical(4, 3, jnp.arange(3.0)),
+]
+WAYS = [annealing.Geometric(), annealing.Straight(random_ising(0, 4))]
+WAYS.append(annealing.Pilot(target=0.8))
 SPARED = ising.couplings_only(random_ising(0, 4))
 PENALTIES = [L1(1), L2(0.5), GroupL1(2), L1(1.0, weights=SPARED)]
 FREE = ising.Params(True, jnp.array([True, False, True, True, False, True]))
@@ -120,7 +129,7 @@ DYNAMICS = [
 ]
 CHARTS.append(charts.Composed((CHARTS[1], CHARTS[0])))
 RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *CONTINUOUS, *PENALTIES, *CHARTS, *SAMPLERS]
-RECIPES += [*BASES, *DYNAMICS]
+RECIPES += [*BASES, *WAYS, *DYNAMICS]
 RECIPES.append(random_ising(0, 4))
 
 
