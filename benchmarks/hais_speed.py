@@ -2,8 +2,8 @@
 
 200 particles of 36 dimensions under Student's t experts, one leapfrog step with
 momentum that persists. Of interest is what is left to win: the same program without its
-random numbers, and TensorFlow Probability's AIS with one leapfrog step, whose estimate is
-biased: it goes on with energies of the distribution before.
+random numbers, and TensorFlow Probability's AIS with one leapfrog step, whose estimate
+is biased: it goes on with energies of the distribution before.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", by which 100,000
 distributions took 170 seconds.

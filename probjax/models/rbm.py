@@ -30,6 +30,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax import random
 from probjax.connectivity.flips import binary
 from probjax.exact import enumeration
 from probjax.potential import Potential
@@ -164,15 +165,16 @@ class BlockGibbs:
         self, key: PRNGKeyArray, potential: Potential, state: BlockState
     ) -> tuple[BlockState, Info]:
         weight, visible_bias, hidden_bias = potential.args[0]
-        up, down, accept_key = jax.random.split(key, 3)
-        # In units of logistic noise a unit is on where its field exceeds the noise.
-        noise = jax.random.logistic(up, hidden_bias.shape, hidden_bias.dtype)
-        hidden = (state.field > noise).astype(weight.dtype)
-        noise = jax.random.logistic(down, visible_bias.shape, visible_bias.dtype)
-        x = (weight @ hidden + visible_bias > noise).astype(state.x.dtype)
+        up, down, accept_key = random.split(key, 3)
+        kind = weight.dtype
+        chances = jax.nn.sigmoid(state.field)
+        hidden = (random.uniform(up, chances.shape, kind) < chances).astype(kind)
+        chances = jax.nn.sigmoid(weight @ hidden + visible_bias)
+        x = random.uniform(down, chances.shape, kind) < chances
+        x = x.astype(state.x.dtype)
         there = BlockState(x, x @ weight + hidden_bias)
         rise = _energy(visible_bias, there) - _energy(visible_bias, state)
-        log_chance = -jax.random.exponential(accept_key, (), rise.dtype)
+        log_chance = jnp.log(random.uniform(accept_key, (), rise.dtype))
         accept = log_chance <= (1 - potential.weights[0]) * rise
         state = jax.tree.map(lambda new, old: jnp.where(accept, new, old), there, state)
         return state, Info(accept.astype(weight.dtype))

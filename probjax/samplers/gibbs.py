@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax import random
 from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
 from probjax.potential import Potential
@@ -87,10 +88,10 @@ class HeatBath:
     ) -> tuple[GibbsState, Info]:
         """One sweep; sites that are `held` keep their letters."""
         flat, unravel = ravel_pytree(state.x)
-        order_key, chance_key = jax.random.split(key)
+        order_key, chance_key = random.split(key)
         sites = self.sites(order_key, flat.size)
         conditional = self.conditional(potential)
-        chances = jax.random.uniform(chance_key, sites.shape, flat.dtype)
+        chances = random.uniform(chance_key, sites.shape, flat.dtype)
 
         def redraw(flat, visit):
             site, chance = visit
@@ -153,7 +154,7 @@ class ColourGibbs:
         self, key: PRNGKeyArray, potential: Potential, state: GibbsState
     ) -> tuple[GibbsState, Info]:
         flat, unravel = ravel_pytree(state.x)
-        chances = jax.random.uniform(key, self.colours.shape, flat.dtype)
+        chances = random.uniform(key, self.colours.shape, flat.dtype)
 
         def redraw(flat, visit):
             mask, chance = visit
