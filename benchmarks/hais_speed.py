@@ -62,7 +62,9 @@ def without_numbers(params: experts.Params, x: jax.Array) -> jax.Array:
     return experts.student_t(params, x)
 
 
-def constant(key: jax.Array, shape: tuple = (), dtype: Any = float) -> jax.Array:
+def constant(
+    key: jax.Array, shape: tuple = (), dtype: Any = float, *, stream: int = 0
+) -> jax.Array:
     """No random number, but one that the compiler cannot foresee."""
     return jnp.full(shape, 0.5, dtype) + 0 * jax.random.key_data(key)[0].astype(dtype)
 

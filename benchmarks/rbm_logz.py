@@ -41,7 +41,7 @@ def run(options: Options) -> Iterator[Table]:
     if options.data is None:
         raise SystemExit("rbm-logz needs --data DIR with rbm_cd25_500.npz")
     machine = load(options.data / "rbm_cd25_500.npz")
-    yield bracketed(machine, 500 if options.quick else 4000)
+    yield bracketed(machine, 500 if options.quick else 8000)
 
 
 def load(path) -> Machine:

@@ -5,6 +5,9 @@ fuse into one pass over the numbers that are wanted, six times as fast, with the
 bits. Normals are sqrt(2) erfinv(u) of a uniform u, in float32 by the polynomials of
 Giles, which is within rounding of what JAX has.
 
+A key has streams, counted by the upper half of threefry's counter, which `jax.random`
+leaves at 0. They are as independent as keys that are split off, and cost nothing.
+
 Keys of another kind than threefry, and numbers that are not float32, are left to JAX.
 
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
@@ -54,8 +57,10 @@ def fold_in(key: PRNGKeyArray, number: Array | int) -> PRNGKeyArray:
     if not _is_threefry(key):
         return jax.random.fold_in(key, number)
     low = jnp.asarray(number).astype(jnp.uint32)
-    words = _threefry(key, jnp.zeros_like(low), low)
-    return jax.random.wrap_key_data(jnp.stack(words, -1), impl="threefry2x32")
+    words = jnp.stack(_threefry(key, jnp.zeros_like(low), low), -1)
+    # Else it would be derived again for each number that is drawn with it.
+    words = jax.lax.optimization_barrier(words)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def split(key: PRNGKeyArray, count: int = 2) -> tuple[PRNGKeyArray, ...]:
@@ -64,22 +69,30 @@ def split(key: PRNGKeyArray, count: int = 2) -> tuple[PRNGKeyArray, ...]:
 
 
 def uniform(
-    key: PRNGKeyArray, shape: tuple[int, ...] = (), dtype: Any = float
+    key: PRNGKeyArray,
+    shape: tuple[int, ...] = (),
+    dtype: Any = float,
+    *,
+    stream: int = 0,
 ) -> Float[Array, "..."]:
-    """Numbers from 0 to 1, without 1, as `jax.random.uniform`."""
+    """Numbers from 0 to 1, without 1, as `jax.random.uniform` in stream 0."""
     if not _is_ours(key, dtype):
-        return jax.random.uniform(key, shape, dtype)
-    return _unit(key, shape)
+        return jax.random.uniform(_streamed(key, stream), shape, dtype)
+    return _unit(key, shape, stream)
 
 
 def normal(
-    key: PRNGKeyArray, shape: tuple[int, ...] = (), dtype: Any = float
+    key: PRNGKeyArray,
+    shape: tuple[int, ...] = (),
+    dtype: Any = float,
+    *,
+    stream: int = 0,
 ) -> Float[Array, "..."]:
-    """Normal numbers, within rounding those of `jax.random.normal`."""
+    """Normal numbers, within rounding those of `jax.random.normal` in stream 0."""
     if not _is_ours(key, dtype):
-        return jax.random.normal(key, shape, dtype)
+        return jax.random.normal(_streamed(key, stream), shape, dtype)
     low = np.nextafter(np.float32(-1), np.float32(0))
-    sides = jnp.maximum(_unit(key, shape) * (np.float32(1) - low) + low, low)
+    sides = jnp.maximum(_unit(key, shape, stream) * (np.float32(1) - low) + low, low)
     return np.float32(math.sqrt(2)) * _erf_inv(sides)
 
 
@@ -91,10 +104,15 @@ def _is_ours(key, dtype):
     return _is_threefry(key) and jnp.result_type(dtype) == jnp.float32
 
 
-def _unit(key, shape):
+def _streamed(key, stream):
+    # Far above the places of any numbers that are drawn with the key itself.
+    return jax.random.fold_in(key, 2**32 - 1 - stream) if stream else key
+
+
+def _unit(key, shape, stream):
     count = math.prod(shape)
     places = jax.lax.iota(np.uint32, count).reshape(shape)
-    first, second = _threefry(key, jnp.zeros_like(places), places)
+    first, second = _threefry(key, jnp.full_like(places, stream), places)
     # 23 random bits behind the exponent of 1 are a number from 1 to 2.
     bits = (first ^ second) >> 9 | np.float32(1).view(np.uint32)
     return jax.lax.bitcast_convert_type(bits, np.float32) - 1

@@ -51,6 +51,16 @@ def test_keys_are_those_of_jax(key):
         assert ours == theirs
 
 
+def test_streams_are_others_and_as_good(key):
+    draws = np.stack([random.normal(key, (100_000,), stream=i) for i in range(4)])
+    np.testing.assert_array_equal(draws[0], random.normal(key, (100_000,)))
+    assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 5 / np.sqrt(1e5)
+    assert np.abs(draws.mean(1)).max() < 5 / np.sqrt(1e5)
+    with jax.enable_x64(True):
+        wide = [random.normal(key, (3,), float, stream=i) for i in range(2)]
+    assert not np.any(wide[0] == wide[1])
+
+
 def test_other_keys_and_kinds_are_left_to_jax(key, x64):
     np.testing.assert_array_equal(
         random.normal(key, (4,), float), jax.random.normal(key, (4,), float)

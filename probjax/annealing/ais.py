@@ -407,7 +407,7 @@ def estimate(
     return total - jnp.log(count), stderr, 1 / jnp.sum(shares**2)
 
 
-@partial(jax.jit)
+@jax.jit
 def _start(course, key, keys):
     x = jax.vmap(course.base.sample)(jax.random.split(key, len(keys)))
     return course.start(keys, prepared(course, x))
@@ -415,11 +415,7 @@ def _start(course, key, keys):
 
 def prepared(course: Course, x: State) -> State:
     """`x` as the sampler wants it."""
-    params = course.params if course.axes is None else None
-    model = potential(type(course.base).energy, course.base)
-    if params is not None:
-        model = course.path.model(course.energy, params, course.base, jnp.zeros(()))
-    return course.sampler.prepare(model, x)
+    return course.sampler.prepare(potential(type(course.base).energy, course.base), x)
 
 
 @jax.jit

@@ -27,6 +27,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.annealing.path import Way, linear, towards_one
+from probjax.potential import potential
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (
     Array,
@@ -185,7 +186,7 @@ def _explore(
     start_key, run_key = jax.random.split(key)
     keys = jax.random.split(run_key, num_particles)
     x = jax.vmap(base.sample)(jax.random.split(start_key, num_particles))
-    x = sampler.prepare(path.model(energy, _first(params, axes), base, 0.0), x)
+    x = sampler.prepare(potential(type(base).energy, base), x)
     kind = float_dtype(x)
     betas = towards_one(NUM_KNOTS * per_knot).astype(kind)
     tunable = is_tunable(sampler)
@@ -257,15 +258,6 @@ def _explore(
     carry = (states, log_step, metric)
     _, found = jax.lax.scan(knot, carry, jnp.arange(NUM_KNOTS))
     return found
-
-
-def _first(params, axes):
-    """The params of one particle."""
-
-    def one(axis, branch):
-        return branch if axis is None else jax.tree.map(lambda leaf: leaf[0], branch)
-
-    return jax.tree.map(one, axes, params, is_leaf=lambda axis: axis is None)
 
 
 def _centred(rows, num_groups):

@@ -285,7 +285,7 @@ class HMC:
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
     ) -> tuple[HMCState, HMCInfo]:
-        before, leap, flip_key = self.begin(key, state)
+        before, leap, chance = self.begin(key, state)
         kind = before.v.dtype
         after = leap(potential, before)
         log_ratio = _log_ratio(potential, before, after)
@@ -293,7 +293,6 @@ class HMC:
         def backward(needed):
             return lazily(_log_ratio_back, needed, leap, potential, before)
 
-        chance = random.uniform(flip_key, (), kind)
         choice = self.flip(chance, state.slice, log_ratio, backward)
         turned = before._replace(v=jnp.where(choice.flip, -before.v, before.v))
         phase = select(choice.leap, after, turned)
@@ -306,15 +305,13 @@ class HMC:
         )
         return HMCState(phase, choice.slice, state.age + 1), info
 
-    def begin(
-        self, key: PRNGKeyArray, state: HMCState
-    ) -> tuple[Phase, "Leap", PRNGKeyArray]:
-        """The phase with momentum refreshed, the leap to take, and a key to spend."""
-        jitter_key, momentum_key, flip_key = random.split(key, 3)
+    def begin(self, key: PRNGKeyArray, state: HMCState) -> tuple[Phase, "Leap", Scalar]:
+        """The phase with momentum refreshed, the leap to take, and a uniform number."""
         kind = state.phase.v.dtype
         time = self.num_steps * jnp.asarray(self.step_size, kind)
-        before = self._refreshed(momentum_key, state, time)
-        return before, self._leap(jitter_key, kind), flip_key
+        before = self._refreshed(key, state, time)
+        chance = random.uniform(key, (), kind, stream=1)
+        return before, self._leap(key, kind), chance
 
     def _refreshed(self, key, state, time):
         v, every = state.phase.v, self.momentum.every
@@ -327,14 +324,15 @@ class HMC:
         return state.phase._replace(v=jnp.where(due, mixed, v))
 
     def _leap(self, key, kind):
-        size_key, count_key = random.split(key)
         step_size = jnp.asarray(self.step_size, kind)
         shorter, share = None, 0.0
         if self.jitter is not None:
-            sides = 2 * random.uniform(size_key, (), kind) - 1
+            sides = 2 * random.uniform(key, (), kind, stream=2) - 1
             share = self.jitter.step_size * sides
         if self.jitter is not None and self.jitter.num_steps:
-            shorter = jax.random.randint(count_key, (), 0, self.jitter.num_steps + 1)
+            most = self.jitter.num_steps
+            share_of_steps = random.uniform(key, (), kind, stream=3)
+            shorter = jnp.floor(share_of_steps * (most + 1)).astype(int)
         metric = None if self.metric is None else jnp.asarray(self.metric, kind)
         space = Space(metric, self.bounds)
         size = step_size * (1 + share)

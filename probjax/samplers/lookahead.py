@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from probjax import random
 from probjax.leapfrog import Bounds, Phase, hamiltonian
 from probjax.potential import Potential
 from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
@@ -91,9 +90,8 @@ class LookAheadHMC:
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
     ) -> tuple[HMCState, LookAheadInfo]:
-        before, leap, choice_key = self._leaps().begin(key, state)
+        before, leap, chance = self._leaps().begin(key, state)
         kind = before.v.dtype
-        chance = random.uniform(choice_key, (), kind)
         energies = [hamiltonian(potential, before)]
         taken, done = jnp.asarray(0), jnp.asarray(False)
         end, last = before, before

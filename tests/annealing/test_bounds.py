@@ -91,3 +91,39 @@ def test_draws_that_are_not_of_the_base_are_refused(key):
             sampler=HeatBath(),
             num_steps=3,
         )
+
+
+def test_few_weights_back_leave_a_bound_that_needs_no_error(key):
+    """Ten particles, a target far narrower than its base, in a single step."""
+    x = 0.01 * jax.random.normal(key, (10, 4))
+    found = sandwich(
+        key,
+        narrow,
+        1e4,
+        Gaussian(4),
+        x,
+        sampler=HMC(0.1),
+        num_steps=1,
+        num_particles=10,
+    )
+    truth = 2 * np.log(2 * np.pi) - 2 * np.log(1e4)
+    assert found.reverse.ess > 1
+    assert found.lower < truth < found.upper
+    far = 100.0 * jax.random.normal(key, (10, 4))
+    back = sandwich(
+        key,
+        narrow,
+        1e-4,
+        Gaussian(4),
+        far,
+        sampler=HMC(0.1),
+        num_steps=1,
+        num_particles=10,
+    )
+    assert back.reverse.bound > back.reverse.log_z + 100
+    assert back.upper <= back.reverse.log_z + np.log(40) + 1e-4
+    assert "a bound that needs no error" in back.describe()
+
+
+def narrow(params, x):
+    return params * x @ x / 2
