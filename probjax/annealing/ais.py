@@ -76,7 +76,7 @@ class Annealed(NamedTuple):
     bound: Scalar
     """The mean of log w: at most log Z on average; backwards less it, at least."""
     bound_stderr: Scalar
-    """Its standard error, which tails of the weights do not upset."""
+    """Its standard error, which tails of the weights do not upset; NaN if resampled."""
     ess: Scalar
     """Effective particles, (sum w)^2 / sum w^2, of those that came of one start."""
     log_weights: Float[Array, " particle"]
@@ -218,7 +218,7 @@ class Course:
             # Each drawn by itself: the error of more even ways is not known.
             levels = random.uniform(key, (count,), weights.dtype)
             ends = jnp.cumsum(weights)
-            chosen = jnp.searchsorted(ends, levels * ends[-1])
+            chosen = jnp.searchsorted(ends, levels * ends[-1], side="right")
             chosen = jnp.minimum(chosen, count - 1)
             return particles._replace(
                 state=jax.tree.map(lambda leaf: leaf[chosen], particles.state),
@@ -340,18 +340,21 @@ def ais_until(
     """Run `ais` with twice as many distributions again and again.
 
     Until its standard error is below `stderr`, with a tenth of the particles effective.
-    Every run begins anew with a key of its own, and the last is what is returned: means
-    over runs that were ended by their own outcome would be biased.
+    Then one more run of that length is what is returned: one that was chosen for its
+    own outcome would be biased. Every run begins anew with a key of its own.
 
     Args:
         num_steps: distributions of the first run.
         most_steps: of the last one; a warning says if that was not enough.
     """
     check_count("num_steps", num_steps)
-    attempt = 0
-    while True:
-        annealed = ais(
-            jax.random.fold_in(key, attempt),
+    check_count("num_particles", num_particles, least=2)
+    if not stderr > 0:
+        raise ValueError(f"stderr must be positive, got {stderr}")
+
+    def run(number, num_steps):
+        return ais(
+            jax.random.fold_in(key, number),
             energy,
             params,
             base,
@@ -361,13 +364,17 @@ def ais_until(
             path=path,
             pilot=pilot,
         )
+
+    attempt = 0
+    while True:
+        annealed = run(attempt, num_steps)
         if annealed.stderr < stderr and annealed.ess >= 0.1 * num_particles:
-            return annealed
+            return run(attempt + 1, num_steps)
         if 2 * num_steps > most_steps:
             warnings.warn(
-                f"the standard error {float(annealed.stderr):.2g} is still above "
-                f"{stderr} after {num_steps} distributions: take more particles, or a "
-                "base that is nearer",
+                f"{annealed.describe()}: that is still above {stderr} after "
+                f"{num_steps} distributions: take more particles, or a base that is "
+                "nearer",
                 stacklevel=2,
             )
             return annealed
@@ -404,7 +411,9 @@ def estimate(
     grown = (count / max(count - 1, 1)) ** num_resampled.astype(weights.dtype)
     variance = jnp.maximum(1 - grown + grown * apart, 0)
     stderr = jnp.sqrt(variance) if count > 1 else jnp.full_like(total, jnp.nan)
-    return total - jnp.log(count), stderr, 1 / jnp.sum(shares**2)
+    alive = jnp.isfinite(total)
+    ess = jnp.where(alive, 1 / jnp.sum(shares**2), 0)
+    return total - jnp.log(count), jnp.where(alive, stderr, jnp.nan), ess
 
 
 @jax.jit
@@ -450,7 +459,11 @@ def summed_up(course: Course, particles: Particles) -> Annealed:
         log_z=sign * log_mean,
         stderr=stderr,
         bound=sign * log_weights.mean(),
-        bound_stderr=log_weights.std(ddof=1) / jnp.sqrt(len(log_weights)),
+        bound_stderr=jnp.where(
+            particles.num_resampled > 0,
+            jnp.nan,
+            log_weights.std(ddof=1) / jnp.sqrt(len(log_weights)),
+        ),
         ess=ess,
         log_weights=log_weights,
         x=particles.state.x,
@@ -535,13 +548,16 @@ def _describe(annealed: Annealed) -> str:
             "target"
         )
     said = [f"log Z {log_z:.6g} +- {float(annealed.stderr):.2g}"]
+    step = int(annealed.particles.step)
+    if step < num_steps:
+        said = [f"ended at {step} of {num_steps} distributions, short of the target"]
     dead = int(jnp.sum(jnp.isneginf(annealed.log_weights)))
     if dead:
         said.append(
-            f"{dead:,} of {count:,} particles weigh nothing: the base draws where the "
-            "target is not"
+            f"{dead:,} of {count:,} particles weigh nothing: they were where one of "
+            "base and target is not"
         )
-    if ess < max(5, 0.1 * count):
+    if ess < min(max(5, 0.1 * count), 0.9 * count):
         said.append(
             f"ESS {ess:.3g} of {count:,}: the path is too fast; try "
             f"num_steps={4 * num_steps}"

@@ -36,11 +36,12 @@ from probjax.annealing.ais import (
 )
 from probjax.annealing.path import Geometric, Way
 from probjax.annealing.plan import LEAST_PARTICLES, Pilot, Plan
-from probjax.data import as_data
+from probjax.data import as_data, num_rows
 from probjax.types import (
     Array,
     ArrayLike,
     Base,
+    Data,
     Energy,
     Params,
     PRNGKeyArray,
@@ -70,12 +71,22 @@ class Bracket(NamedTuple):
 
     @property
     def stderr(self) -> Scalar:
-        """Of `log_z`: a quarter of the interval, which the bias is part of."""
-        return (self.upper - self.lower) / 4
+        """Of `log_z`: a quarter of the interval, which the bias is part of.
+
+        NaN if the sides contradict each other.
+        """
+        width = self.upper - self.lower
+        return jnp.where(width >= 0, width / 4, jnp.nan)
 
     def describe(self) -> str:
         """In words: the interval, and what each side is worth."""
         width = float(self.upper - self.lower)
+        if width < 0:
+            return (
+                f"the sides contradict each other: at least {float(self.lower):.6g} "
+                f"from the base, at most {float(self.upper):.6g} from x, which are no "
+                "draws of the target"
+            )
         said = [
             f"log Z from {float(self.lower):.6g} to {float(self.upper):.6g}, "
             f"{width:.2g} wide",
@@ -117,7 +128,7 @@ def reverse_ais(
     check_count("num_steps", num_steps)
     betas = check_schedule(betas, num_steps)
     check_target(start_key, energy, params, base, sampler)
-    count = len(jax.tree.leaves(as_data(x).x)[0])
+    count = num_rows(_draws(x))
     plan = planned(
         plan_key,
         energy,
@@ -156,7 +167,7 @@ def sandwich(
     """
     forward_key, reverse_key = jax.random.split(key)
     path = Geometric() if path is None else path
-    rows = len(jax.tree.leaves(as_data(x).x)[0])
+    rows = num_rows(_draws(x))
     forward = ais(
         forward_key,
         energy,
@@ -171,8 +182,8 @@ def sandwich(
     )
     reverse = _back(reverse_key, energy, params, base, x, sampler, path, forward.plan)
     upper = reverse.log_z + 2 * reverse.stderr
-    on_average = jnp.maximum(upper, reverse.bound + 2 * reverse.bound_stderr)
-    loose = jnp.minimum(on_average, reverse.log_z + MARKOV)
+    on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
+    loose = jnp.fmin(on_average, reverse.log_z + MARKOV)
     return Bracket(
         log_z=(forward.log_z + reverse.log_z) / 2,
         lower=forward.log_z - 2 * forward.stderr,
@@ -186,9 +197,16 @@ def _is_healthy(annealed: Annealed) -> Array:
     return annealed.ess >= max(FEW, HEALTHY * len(annealed.log_weights))
 
 
+def _draws(x: State) -> Data:
+    data = as_data(x)
+    if data.weights is not None or data.mask is not None:
+        raise ValueError("x must be plain draws of the target, without weights or mask")
+    return data
+
+
 def _back(key, energy, params, base, x, sampler, path: Way, plan: Plan) -> Annealed:
     course = Course(energy, None, True, params, base, path, sampler, plan, None)
-    x = prepared(course, base.prepare(as_data(x).x))
+    x = prepared(course, base.prepare(_draws(x).x))
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
     return finish(course, keys, _started(course, keys, x))
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.annealing.ais import (
     Annealed,
@@ -50,6 +51,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    is_concrete,
 )
 
 AT_ONCE = 2**15
@@ -104,6 +106,8 @@ def log_likelihood(
     """
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
+    for side in annealed if isinstance(annealed, Bracket) else (annealed,):
+        _check_finished(side)
     minus_energy = -_energies(energy, params, data.x)
     mean = jnp.average(minus_energy, weights=data.weights)
     unknown = jnp.full_like(mean, jnp.nan)
@@ -210,7 +214,7 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
 
     Both must be of the same rows in the same order. The error is that of a mean over
     rows drawn anew, and of both estimates: the rows' own variation, which both share,
-    is not in it.
+    is not in it. Sides are bounded for these rows, where both models' are.
     """
     if len(first.per_row) != len(second.per_row):
         raise ValueError(
@@ -220,15 +224,28 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
     apart = first.per_row - second.per_row
     rows = len(apart)
     weights = first.weights
+    both = [each.weights for each in (first, second) if each.weights is not None]
+    if len(both) == 1 or (both and not np.array_equal(both[0], both[1])):
+        raise ValueError("both must be of rows with the same weights")
     shares = jnp.ones(rows) if weights is None else weights
     shares = shares / shares.sum()
     value = jnp.sum(shares * apart)
     # Of n equal rows this is the usual variance of a mean, n - 1 and all.
-    grown = 1 / jnp.maximum(1 - jnp.sum(shares**2), 1e-30)
+    grown = 1 / (1 - jnp.sum(shares**2))
     drawn = jnp.sum(shares**2 * (apart - value) ** 2) * grown
     stderr = jnp.sqrt(drawn + first.stderr**2 + second.stderr**2)
-    lower, upper = value - 2 * stderr, value + 2 * stderr
+    lower, upper = first.lower - second.upper, first.upper - second.lower
     return Estimate(value, stderr, lower, upper, apart, weights)
+
+
+def _check_finished(annealed):
+    if not isinstance(annealed, Annealed) or not is_concrete(annealed.particles.step):
+        return
+    step, last = int(annealed.particles.step), len(annealed.plan.betas) - 1
+    if step < last:
+        raise ValueError(
+            f"annealed ended at {step} of {last} distributions: resume_ais goes on"
+        )
 
 
 def _row(x: State, number: int) -> State:

@@ -115,6 +115,12 @@ class Straight:
     def model(
         self, energy: Energy, params: Params, base: Base, beta: Scalar
     ) -> Potential:
+        if jax.tree.structure(self.start) != jax.tree.structure(params):
+            raise ValueError(
+                "start must be params of the model's own form, got "
+                f"{jax.tree.structure(self.start)}"
+            )
+
         def between(first, last):
             return first + beta * (last - first)
 
@@ -182,7 +188,7 @@ def check_betas(betas: ArrayLike) -> Float[Array, " beta"]:
             raise ValueError(
                 f"betas must rise from 0 to 1, got betas[{place}]={betas[place]}"
             )
-    falls = np.flatnonzero(np.diff(np.asarray(betas)) < 0)
+    falls = np.flatnonzero(~(np.diff(np.asarray(betas)) >= 0))
     if len(falls):
         k = int(falls[0])
         raise ValueError(

@@ -40,6 +40,7 @@ from probjax.types import (
     Scalar,
     State,
     float_dtype,
+    is_concrete,
     recipe,
     static,
 )
@@ -96,12 +97,16 @@ class Pilot:
             experts; lengths are for states of many hundred coordinates. Within bounds
             only lengths can be used, and are.
         target: the mean acceptance that step sizes come to.
-        share: how much longer a run gets by its pilot.
+        share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
     """
 
     spread: Spread | None = static(default=MATRIX)
     target: float = 0.9
     share: float = static(default=0.1)
+
+    def __post_init__(self):
+        if is_concrete(self.target) and not 0 < self.target < 1:
+            raise ValueError(f"target must be between 0 and 1, got {self.target}")
 
 
 def is_tunable(sampler: Any) -> bool:
@@ -234,26 +239,30 @@ def _explore(
             log_step = log_step + GAIN * jnp.clip(miss, -1, 1)
             mean_log_step = mean_log_step + log_step / per_knot
         away = _centred(slope, num_groups)
-        away = jnp.where(jnp.isfinite(away), away, 0)
-        scatter = scatter + jnp.sqrt(jnp.mean(away**2)) / per_knot
+        away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
+        # Steps that rounding has left without a width tell nothing.
+        wide = betas[k + 1] > betas[k]
+        scatter = scatter + jnp.where(wide, jnp.stack([away, 1.0]), 0).astype(kind)
         return states, log_step, metric, mean_log_step, scatter
 
     def knot(carry, number):
         states, log_step, metric = carry
         zero = jnp.zeros((), kind)
         first = number * per_knot
-        start = (states, log_step, metric, zero if tunable else None, zero)
+        total = zero if tunable else None
+        start = (states, log_step, metric, total, jnp.zeros(2, kind))
         last = first + per_knot
         states, log_step, _, mean_log_step, scatter = jax.lax.fori_loop(
             first, last, step, start
         )
         middle = betas[first + per_knot // 2]
-        found = _Found(middle, scatter, mean_log_step, metric)
+        mean_scatter = scatter[0] / jnp.maximum(scatter[1], 1)
+        found = _Found(middle, mean_scatter, mean_log_step, metric)
         metric = _metric(spread, states.x, num_groups) if spread is not None else metric
         return (states, log_step, metric), found
 
     zero = jnp.zeros((), kind)
-    start = (states, log_step, metric, zero if tunable else None, zero)
+    start = (states, log_step, metric, zero if tunable else None, jnp.zeros(2, kind))
     states, log_step, *_ = jax.lax.fori_loop(-NUM_SETTLING, 0, step, start)
     carry = (states, log_step, metric)
     _, found = jax.lax.scan(knot, carry, jnp.arange(NUM_KNOTS))

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import HMC, HeatBath, Metropolis, exact, ising, rbm, storage
+from probjax import HMC, HeatBath, Metropolis, exact, experts, ising, rbm, storage
 from probjax.annealing import (
     Bernoulli,
     Exponential,
     Gaussian,
     Geometric,
+    Pilot,
     Straight,
     ais,
     ais_until,
     linear,
+    log_likelihood,
     resume_ais,
     reverse_ais,
     sigmoid,
@@ -255,7 +257,10 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
         storage.save(path, annealed)
         return int(annealed.particles.step) > 30
 
-    run(callback=save_and_end, callback_every=10)
+    partly = run(callback=save_and_end, callback_every=10)
+    assert partly.describe().startswith("ended at 31 of 60 distributions")
+    with pytest.raises(ValueError, match="ended at 31 of 60 distributions: resume_ais"):
+        log_likelihood(crooked, PARAMS, jnp.zeros((3, 2)), partly)
     rest = resume_ais(
         key, crooked, PARAMS, GAUSSIAN, storage.load(path), sampler=HMC(0.6)
     )
@@ -316,7 +321,7 @@ def test_work_doubles_until_the_error_is_small(key):
     assert found.stderr < 0.02
     assert len(found.plan.betas) - 1 > 10
     assert abs(found.log_z - crooked_log_z(PARAMS)) < 5 * found.stderr
-    with pytest.warns(UserWarning, match="is still above"):
+    with pytest.warns(UserWarning, match="that is still above 1e-05 after 20"):
         ais_until(
             key,
             crooked,
@@ -351,6 +356,8 @@ def test_trouble_is_said_in_words(key):
         key, half_line, 0.0, away, sampler=HMC(0.1), num_particles=9, num_steps=5
     )
     assert "the base does not cover the target" in found.describe()
+    assert found.ess == 0
+    assert np.isnan(found.stderr)
 
 
 def half_line(params, x):
@@ -367,6 +374,8 @@ def test_bad_input_is_refused_in_a_sentence(key):
         ),
         (dict(betas=[0.0, 0.5, 0.9]), r"got betas\[-1\]=0.8999"),
         (dict(betas=[0.0, 1.5, 1.0]), r"got betas\[1\]=1.5 before betas\[2\]=1.0"),
+        (dict(betas=[0.0, jnp.nan, 1.0]), r"got betas\[0\]=0.0 before betas\[1\]=nan"),
+        (dict(path=Straight(1.0)), "start must be params of the model's own form"),
         (dict(betas=[0.0, 1.0]), r"betas must be num_steps \+ 1 = 3 numbers, got 2"),
         (dict(num_particles=0), "num_particles must be an integer of at least 1"),
         (dict(num_steps=0), "num_steps must be an integer of at least 1"),
@@ -378,5 +387,10 @@ def test_bad_input_is_refused_in_a_sentence(key):
         run(Bernoulli(2), **options)
     with pytest.raises(ValueError, match="needs data of 0 and 1"):
         run(GAUSSIAN, **options | dict(sampler=HeatBath()))
+    endless = experts.Params(jnp.eye(2), jnp.array([0.4, 1.0]))
+    with pytest.raises(ValueError, match="the model has no partition function"):
+        ais(key, experts.student_t, endless, Gaussian(2), **options)
+    with pytest.raises(ValueError, match="target must be between 0 and 1, got 1.0"):
+        Pilot(target=1.0)
     with pytest.raises(ValueError, match="energy must return a scalar"):
         ais(key, lambda params, x: x, 0.0, GAUSSIAN, **options)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import HMC, HeatBath, exact, ising
+from probjax import HMC, Data, HeatBath, exact, ising
 from probjax.annealing import (
     Bernoulli,
     Gaussian,
@@ -40,7 +40,7 @@ def test_both_sides_meet_on_spins(key):
 def test_the_interval_covers_a_tail_that_one_side_misses(key):
     params = student()
     truth = float(experts.student_t_log_z(params))
-    covered, missed = [], []
+    covered, missed, widths = [], [], []
     for each in jax.random.split(key, 20):
         x = experts.sample_student_t(each, params, num_draws=200)
         found = sandwich(
@@ -53,8 +53,10 @@ def test_the_interval_covers_a_tail_that_one_side_misses(key):
             num_steps=300,
         )
         covered.append(found.lower < truth < found.upper)
+        widths.append(found.upper - found.lower)
         missed.append(abs(found.forward.log_z - truth) > 2 * found.forward.stderr)
     assert np.mean(covered) >= 0.9
+    assert np.median(widths) < 2
     # What makes it worth having: by its own error the one side would be wrong.
     assert np.mean(missed) > 0.3
 
@@ -80,7 +82,27 @@ def test_likelihoods_have_both_sides_of_log_z(key):
     assert "from one side only" in one.describe()
 
 
+def test_sides_that_contradict_are_told(key):
+    x = jax.random.normal(key, (20, 2))
+    found = sandwich(
+        key, narrow, 1.0, Gaussian(2, scale=0.9), x, sampler=HMC(0.3), num_steps=20
+    )
+    crossed = found._replace(lower=jnp.asarray(1.0), upper=jnp.asarray(0.0))
+    assert np.isnan(crossed.stderr)
+    assert "which are no draws of the target" in crossed.describe()
+
+
 def test_draws_that_are_not_of_the_base_are_refused(key):
+    with pytest.raises(ValueError, match="plain draws of the target, without weights"):
+        reverse_ais(
+            key,
+            ising.energy,
+            SPINS,
+            Bernoulli(5),
+            Data(jnp.zeros((3, 5)), jnp.ones(3)),
+            sampler=HeatBath(),
+            num_steps=3,
+        )
     with pytest.raises(ValueError, match="data must have the 5 entries of the base"):
         reverse_ais(
             key,

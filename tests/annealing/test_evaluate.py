@@ -98,6 +98,12 @@ def test_models_are_compared_row_by_row():
     np.testing.assert_allclose(found.value, apart.mean())
     expected = np.sqrt(apart.var(ddof=1) / 4 + 0.25)
     np.testing.assert_allclose(found.stderr, expected, rtol=1e-6)
-    np.testing.assert_allclose(found.upper - found.lower, 4 * expected, rtol=1e-6)
+    np.testing.assert_allclose([found.lower, found.upper], apart.mean())
+    half = estimate([1.0, 2.0, 3.0, 4.0], 0.3)._replace(upper=jnp.asarray(jnp.nan))
+    assert np.isnan(compare(half, second).upper)
+    assert np.isnan(compare(second, half).lower)
+    weighed = estimate([1.0, 2.0, 3.0, 4.0], 0.3, jnp.arange(4.0))
+    with pytest.raises(ValueError, match="rows with the same weights"):
+        compare(weighed, second)
     with pytest.raises(ValueError, match="both must be of the same rows, got 4 and 2"):
         compare(first, estimate([1.0, 2.0], 0.1))
