@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import Annealed
+from probjax.annealing.annealed import Annealed
 from probjax.fitting import Progress
 from probjax.samplers.run import Draws
 

@@ -25,21 +25,16 @@ Whiteley, Biometrika 105, 609 (2018).
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.scipy.special import logsumexp
 
-from probjax import random
+from probjax.annealing.annealed import Annealed, summed_up
+from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Way, check_betas
 from probjax.annealing.plan import (
     LEAST_PARTICLES,
     Pilot,
-    Plan,
-    fixed_plan,
     is_tunable,
     make_plan,
 )
@@ -49,188 +44,14 @@ from probjax.types import (
     ArrayLike,
     Base,
     Energy,
-    Float,
     Params,
     PRNGKeyArray,
     Sampler,
-    Scalar,
     State,
     check_count,
     closed_forms,
-    float_dtype,
     is_concrete,
-    recipe,
-    static,
 )
-
-NUM_BINS = 50
-
-
-class Annealed(NamedTuple):
-    """What particles tell of a partition function."""
-
-    log_z: Scalar
-    """log Z of the target, biased low; of particles that ran backwards, high."""
-    stderr: Scalar
-    """Its standard error by the spread of the weights; to be believed if `ess` is."""
-    bound: Scalar
-    """The mean of log w: at most log Z on average; backwards less it, at least."""
-    bound_stderr: Scalar
-    """Its standard error, which tails of the weights do not upset; NaN if resampled."""
-    ess: Scalar
-    """Effective particles, (sum w)^2 / sum w^2, of those that came of one start."""
-    log_weights: Float[Array, " particle"]
-    """Whose mean, not in logarithms, is the estimate of Z; backwards, of 1 / Z."""
-    x: State
-    """Where the particles are, leaves `(particle, ...)`."""
-    accept: Float[Array, " bin"]
-    """The mean acceptance along the way, in equal parts of its steps."""
-    plan: Plan
-    """The schedule and the sampler's steps."""
-    particles: "Particles"
-    """All that is needed to go on."""
-
-    def describe(self) -> str:
-        """In words: the estimate, and whether it is to be trusted."""
-        return _describe(self)
-
-
-class Particles(NamedTuple):
-    """Where a run is."""
-
-    state: Any
-    """The sampler's states."""
-    log_weight: Float[Array, " particle"]
-    """Since they were last resampled."""
-    lost: Float[Array, " particle"]
-    """What rounding has kept out of it."""
-    eve: Array
-    """Which start each has come of."""
-    settled: Scalar
-    """The logarithm of the mean weights that resampling has set to 1."""
-    num_resampled: Array
-    """How often it has."""
-    accept: Float[Array, " bin"]
-    """Acceptances, summed."""
-    step: Array
-    """The number of the distribution that they are to be moved at next."""
-
-
-@recipe
-class Course:
-    """All of a run but its particles."""
-
-    energy: Energy = static()
-    axes: Any = static()
-    backwards: bool = static()
-    params: Params
-    base: Base
-    path: Way
-    sampler: Sampler
-    plan: Plan
-    resample_below: float | None
-
-    def betas(self, kind: Any) -> Float[Array, " beta"]:
-        """In the order in which they are visited."""
-        betas = self.plan.betas.astype(kind)
-        return betas[::-1] if self.backwards else betas
-
-    def start(self, keys: PRNGKeyArray, x: State) -> Particles:
-        """Particles that have been weighed once and not moved."""
-        kind = float_dtype(x)
-        betas = self.betas(kind)
-        sampler = self.plan.sampler(self.sampler, self.plan.places(betas[:1])[0])
-        size = len(keys)
-
-        def one(key, params, x):
-            model = self._model(params, betas[0])
-            state = sampler.init(random.fold_in(key, 2**31 - 1), model, x)
-            first = self.path.first(self.energy, params, self.base, x)
-            first = jnp.zeros((), kind) if self.backwards else first.astype(kind)
-            return state, _no_nan(first + self._fall(params, state, betas[0], betas[1]))
-
-        state, log_weight = jax.vmap(one, (0, self.axes, 0))(keys, self.params, x)
-        zero = jnp.zeros((), kind)
-        return Particles(
-            state,
-            log_weight,
-            jnp.zeros_like(log_weight),
-            jnp.arange(size),
-            zero,
-            jnp.zeros((), int),
-            jnp.zeros(NUM_BINS, kind),
-            jnp.ones((), int),
-        )
-
-    def run(
-        self, keys: PRNGKeyArray, particles: Particles, last: Array | int
-    ) -> Particles:
-        """Move and weigh particles until all before number `last` is done."""
-        kind = particles.log_weight.dtype
-        betas = self.betas(kind)
-        places = self.plan.places(betas)
-        num_steps = len(betas) - 1
-
-        def step(k, particles):
-            sampler = self.plan.sampler(self.sampler, places[k])
-            here, there = betas[k], betas[k + 1]
-
-            def one(key, params, state):
-                model = self._model(params, here)
-                step_key = random.fold_in(key, k)
-                if not self.path.lasting:
-                    init_key, step_key = random.split(step_key)
-                    state = sampler.init(init_key, model, state.x)
-                state, info = sampler.step(step_key, model, state)
-                return state, self._fall(params, state, here, there), info.accept
-
-            state, fall, accept = jax.vmap(one, (0, self.axes, 0))(
-                keys, self.params, particles.state
-            )
-            log_weight, lost = _add(particles.log_weight, particles.lost, fall)
-            place = (k - 1) * NUM_BINS // jnp.maximum(num_steps - 1, 1)
-            particles = particles._replace(
-                state=state,
-                log_weight=log_weight,
-                lost=lost,
-                accept=particles.accept.at[place].add(accept.mean().astype(kind)),
-                step=k + 1,
-            )
-            if self.resample_below is None:
-                return particles
-            return self._resampled(random.fold_in(keys[0], 2**31 - 1 - k), particles)
-
-        return jax.lax.fori_loop(particles.step, last, step, particles)
-
-    def _model(self, params, beta):
-        return self.path.model(self.energy, params, self.base, beta)
-
-    def _fall(self, params, state, here, there):
-        return self.path.fall(self.energy, params, self.base, state, here, there)
-
-    def _resampled(self, key, particles):
-        count = len(particles.log_weight)
-        log_weight = particles.log_weight + particles.lost
-        total = logsumexp(log_weight)
-        weights = jnp.exp(log_weight - total)
-
-        def resample():
-            # Each drawn by itself: the error of more even ways is not known.
-            levels = random.uniform(key, (count,), weights.dtype)
-            ends = jnp.cumsum(weights)
-            chosen = jnp.searchsorted(ends, levels * ends[-1], side="right")
-            chosen = jnp.minimum(chosen, count - 1)
-            return particles._replace(
-                state=jax.tree.map(lambda leaf: leaf[chosen], particles.state),
-                log_weight=jnp.zeros_like(log_weight),
-                lost=jnp.zeros_like(log_weight),
-                eve=particles.eve[chosen],
-                settled=particles.settled + total - jnp.log(count),
-                num_resampled=particles.num_resampled + 1,
-            )
-
-        few = 1 / jnp.sum(weights**2) < count * jnp.asarray(self.resample_below)
-        return jax.lax.cond(few & jnp.isfinite(total), resample, lambda: particles)
 
 
 def ais(
@@ -276,7 +97,7 @@ def ais(
     if resample_below is not None and not 0 < resample_below <= 1:
         raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
     check_target(start_key, energy, params, base, sampler)
-    plan = planned(
+    plan = make_plan(
         plan_key,
         energy,
         params,
@@ -381,41 +202,6 @@ def ais_until(
         attempt, num_steps = attempt + 1, 2 * num_steps
 
 
-def planned(
-    key: PRNGKeyArray,
-    *target: Any,
-    pilot: Pilot | None,
-    num_steps: int,
-    betas: Array | None,
-    **options: Any,
-) -> Plan:
-    """The plan of a run: by its pilot if it has one."""
-    if pilot is None or num_steps == 1:
-        plan = fixed_plan(num_steps)
-        return plan if betas is None else plan._replace(betas=betas)
-    return make_plan(
-        key, *target, pilot=pilot, num_steps=num_steps, betas=betas, **options
-    )
-
-
-def estimate(
-    log_weights: Float[Array, " particle"], eve: Array, num_resampled: Array
-) -> tuple[Scalar, Scalar, Scalar]:
-    """The logarithm of the mean weight, its standard error, and effective particles."""
-    count = len(log_weights)
-    total = logsumexp(log_weights)
-    weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(total), total, 0))
-    shares = jnp.zeros(count, weights.dtype).at[eve].add(weights)
-    # About 1 / count, so that equal weights have no error but their rounding's.
-    apart = jnp.sum((shares - 1 / count) ** 2) * count / max(count - 1, 1)
-    grown = (count / max(count - 1, 1)) ** num_resampled.astype(weights.dtype)
-    variance = jnp.maximum(1 - grown + grown * apart, 0)
-    stderr = jnp.sqrt(variance) if count > 1 else jnp.full_like(total, jnp.nan)
-    alive = jnp.isfinite(total)
-    ess = jnp.where(alive, 1 / jnp.sum(shares**2), 0)
-    return total - jnp.log(count), jnp.where(alive, stderr, jnp.nan), ess
-
-
 @jax.jit
 def _start(course, key, keys):
     x = jax.vmap(course.base.sample)(jax.random.split(key, len(keys)))
@@ -430,47 +216,6 @@ def prepared(course: Course, x: State) -> State:
 @jax.jit
 def _advance(course, keys, particles, last):
     return course.run(keys, particles, last)
-
-
-@jax.jit
-def summed_up(course: Course, particles: Particles) -> Annealed:
-    """What the particles tell by now."""
-    log_weights = particles.settled + particles.log_weight + particles.lost
-    sign = -1 if course.backwards else 1
-    base_log_z = jnp.asarray(course.base.log_z, log_weights.dtype)
-    log_weights = log_weights + sign * base_log_z
-    if course.backwards:
-        # From where the way begins to the base, the last of all.
-        first = partial(course.path.first, course.energy)
-        over = jax.vmap(first, (course.axes, None, 0))
-        rest = over(course.params, course.base, particles.state.x)
-        done = particles.step == len(course.plan.betas) - 1
-        log_weights = log_weights - jnp.where(done, rest, 0)
-    eve, num_resampled = particles.eve, particles.num_resampled
-    log_mean, stderr, ess = estimate(log_weights, eve, num_resampled)
-    num_steps = len(course.plan.betas) - 1
-    done = (jnp.arange(num_steps - 1) * NUM_BINS) // max(num_steps - 1, 1)
-    counts = (
-        jnp.zeros(NUM_BINS)
-        .at[done]
-        .add((jnp.arange(1, num_steps) < particles.step).astype(float))
-    )
-    return Annealed(
-        log_z=sign * log_mean,
-        stderr=stderr,
-        bound=sign * log_weights.mean(),
-        bound_stderr=jnp.where(
-            particles.num_resampled > 0,
-            jnp.nan,
-            log_weights.std(ddof=1) / jnp.sqrt(len(log_weights)),
-        ),
-        ess=ess,
-        log_weights=log_weights,
-        x=particles.state.x,
-        accept=jnp.where(counts > 0, particles.accept / counts, jnp.nan),
-        plan=course.plan,
-        particles=particles,
-    )
 
 
 def finish(
@@ -522,53 +267,3 @@ def check_target(
     few = jax.vmap(base.sample)(jax.random.split(key, 10))
     few = sampler.prepare(potential(type(base).energy, base), few)
     check_energy(energy, params, jax.tree.map(lambda rows: rows[0], few))
-
-
-def _no_nan(fall):
-    # Infinite energies on both sides are no place for a particle: it weighs nothing.
-    return jnp.where(jnp.isnan(fall), -jnp.inf, fall)
-
-
-def _add(total, lost, change):
-    """A sum of many, with what rounding loses of it kept apart (Kahan, Neumaier)."""
-    change = _no_nan(change)
-    new = total + change
-    larger = jnp.abs(total) >= jnp.abs(change)
-    slip = jnp.where(larger, (total - new) + change, (change - new) + total)
-    return new, lost + jnp.where(jnp.isfinite(new), slip, 0)
-
-
-def _describe(annealed: Annealed) -> str:
-    count = len(annealed.log_weights)
-    log_z, ess = float(annealed.log_z), float(annealed.ess)
-    num_steps = len(annealed.plan.betas) - 1
-    if not np.isfinite(log_z):
-        return (
-            f"log Z {log_z}: no particle has a weight, the base does not cover the "
-            "target"
-        )
-    said = [f"log Z {log_z:.6g} +- {float(annealed.stderr):.2g}"]
-    step = int(annealed.particles.step)
-    if step < num_steps:
-        said = [f"ended at {step} of {num_steps} distributions, short of the target"]
-    dead = int(jnp.sum(jnp.isneginf(annealed.log_weights)))
-    if dead:
-        said.append(
-            f"{dead:,} of {count:,} particles weigh nothing: they were where one of "
-            "base and target is not"
-        )
-    if ess < min(max(5, 0.1 * count), 0.9 * count):
-        said.append(
-            f"ESS {ess:.3g} of {count:,}: the path is too fast; try "
-            f"num_steps={4 * num_steps}"
-        )
-    else:
-        said.append(f"ESS {ess:.3g} of {count:,}")
-    accept = np.asarray(annealed.accept)
-    if np.isfinite(accept).any() and np.nanmin(accept) < 0.1:
-        worst = int(np.nanargmin(accept))
-        said.append(
-            f"acceptance falls to {accept[worst]:.2g} at {worst / len(accept):.0%} of "
-            "the way: shorten the step, or let a pilot find it"
-        )
-    return "; ".join(said)

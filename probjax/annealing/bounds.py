@@ -25,17 +25,16 @@ import jax
 import jax.numpy as jnp
 
 from probjax.annealing.ais import (
-    Annealed,
-    Course,
     ais,
     check_schedule,
     check_target,
     finish,
-    planned,
     prepared,
 )
+from probjax.annealing.annealed import Annealed
+from probjax.annealing.course import Course
 from probjax.annealing.path import Geometric, Way
-from probjax.annealing.plan import LEAST_PARTICLES, Pilot, Plan
+from probjax.annealing.plan import LEAST_PARTICLES, Pilot, Plan, make_plan
 from probjax.data import as_data, num_rows
 from probjax.types import (
     Array,
@@ -129,7 +128,7 @@ def reverse_ais(
     betas = check_schedule(betas, num_steps)
     check_target(start_key, energy, params, base, sampler)
     count = num_rows(_draws(x))
-    plan = planned(
+    plan = make_plan(
         plan_key,
         energy,
         params,

@@ -26,17 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.annealing.ais import (
-    Annealed,
-    Course,
     check_schedule,
     check_target,
-    estimate,
-    planned,
     prepared,
 )
+from probjax.annealing.annealed import Annealed, estimate
 from probjax.annealing.bounds import Bracket
+from probjax.annealing.course import Course
 from probjax.annealing.path import Geometric
-from probjax.annealing.plan import Pilot
+from probjax.annealing.plan import Pilot, make_plan
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.types import (
     Array,
@@ -165,7 +163,7 @@ def marginal_log_likelihood(
     energy = Conditioned(joint)
     check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
     chosen = jnp.arange(PILOT_GROUPS) * rows // PILOT_GROUPS
-    plan = planned(
+    plan = make_plan(
         plan_key,
         energy,
         (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),

@@ -114,11 +114,6 @@ def is_tunable(sampler: Any) -> bool:
     return hasattr(sampler, "step_size")
 
 
-def fixed_plan(num_steps: int) -> Plan:
-    """Equal steps, and samplers as they are."""
-    return Plan(linear(num_steps), None, None, None)
-
-
 def make_plan(
     key: PRNGKeyArray,
     energy: Energy,
@@ -127,14 +122,14 @@ def make_plan(
     axes: Any,
     *,
     num_groups: int = 1,
-    pilot: Pilot,
+    pilot: Pilot | None,
     path: Way,
     sampler: Sampler,
     num_particles: int,
     num_steps: int,
     betas: Array | None,
 ) -> Plan:
-    """The plan of `num_steps` distributions that a pilot run suggests.
+    """The plan of `num_steps` distributions: as a pilot suggests, if there is one.
 
     Args:
         axes: of the params, for `vmap`, if particles have their own.
@@ -142,6 +137,9 @@ def make_plan(
             within them.
         betas: a schedule to keep, if one was given.
     """
+    if pilot is None or num_steps == 1:
+        betas = linear(num_steps) if betas is None else betas
+        return Plan(betas, None, None, None)
     if betas is not None and not is_tunable(sampler):
         return Plan(betas, None, None, None)
     steps = np.clip(int(pilot.share * num_steps), LEAST_STEPS, MOST_STEPS)

@@ -24,7 +24,7 @@ from probjax.annealing import (
     sigmoid,
     towards_one,
 )
-from probjax.annealing.ais import _add
+from probjax.annealing.course import _add
 from probjax.annealing.path import check_betas
 from probjax.connectivity import BitFlips
 from probjax.samplers import Bounds, Momentum, reduced_flip
