@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks.harness import Options, Table
 from probjax import Bernoulli, log_likelihood, rbm, sample, sandwich
-from probjax.annealing import Straight
 
 LOG_Z, TEST = 451.28, -86.34
 NUM_PARTICLES = 100
@@ -63,7 +62,6 @@ def bracketed(machine: Machine, num_steps: int) -> Table:
     # Pixels that were never on keep finite odds.
     means = jnp.clip(machine.means.astype(jnp.float32), 1e-3, 1 - 1e-3)
     odds = jax.scipy.special.logit(means)
-    start = jax.tree.map(jnp.zeros_like, params)._replace(visible_bias=odds)
     begun = time.perf_counter()
     draws = sample(
         draw_key,
@@ -84,7 +82,7 @@ def bracketed(machine: Machine, num_steps: int) -> Table:
         x,
         sampler=rbm.BlockGibbs(),
         num_steps=num_steps,
-        path=Straight(start),
+        path=rbm.Growth(odds),
     )
     test = log_likelihood(rbm.energy, params, machine.test.astype(jnp.float32), found)
     jax.block_until_ready(test)

@@ -1,9 +1,13 @@
-"""Random numbers with the bits of `jax.random`, in fewer instructions on a CPU.
+"""Random numbers from the keys of `jax.random`, in fewer instructions on a CPU.
 
 There JAX runs the twenty rounds of threefry as a loop over arrays. Written out they
 fuse into one pass over the numbers that are wanted, six times as fast, with the same
-bits. Normals are sqrt(2) erfinv(u) of a uniform u, in float32 by the polynomials of
-Giles, which is within rounding of what JAX has.
+bits. Normals come in pairs, one of each word that threefry gives (Box and Muller):
+
+    sqrt(-2 log u) (cos 2 pi t, sin 2 pi t),    u from 0 to 1, t from -1/2 to 1/2,
+
+with polynomials for half a turn and a random sign for the other half. That is twice as
+fast as the inverse of their distribution, and reaches 5.9 standard deviations.
 
 A key has streams, counted by the upper half of threefry's counter, which `jax.random`
 leaves at 0. They are as independent as keys that are split off, and cost nothing.
@@ -11,7 +15,7 @@ leaves at 0. They are as independent as keys that are split off, and cost nothin
 Keys of another kind than threefry, and numbers that are not float32, are left to JAX.
 
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011; Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2010).
+SC 2011; Box and Muller, Ann. Math. Statist. 29, 610 (1958).
 """
 
 import math
@@ -25,29 +29,9 @@ import numpy as np
 from probjax.types import Array, Float, PRNGKeyArray
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-# In w = -log(1 - x^2), about 2.5 where it is below 5; else in its root, about 3.
-CENTRAL = (
-    2.81022636e-08,
-    3.43273939e-07,
-    -3.5233877e-06,
-    -4.39150654e-06,
-    0.00021858087,
-    -0.00125372503,
-    -0.00417768164,
-    0.246640727,
-    1.50140941,
-)
-OUTER = (
-    -0.000200214257,
-    0.000100950558,
-    0.00134934322,
-    -0.00367342844,
-    0.00573950773,
-    -0.0076224613,
-    0.00943887047,
-    1.00167406,
-    2.83297682,
-)
+# Of sin(2 pi t) / t and cos(2 pi t), in t^2 up to 1/16, to 5e-8.
+SINE = (39.7598271, -76.5811726, 81.6024764, -41.3416806, 6.28318528)
+COSINE = (56.2387004, -85.2398703, 64.9345727, -19.7391712, 0.999999953)
 
 
 def fold_in(key: PRNGKeyArray, number: Array | int) -> PRNGKeyArray:
@@ -88,12 +72,24 @@ def normal(
     *,
     stream: int = 0,
 ) -> Float[Array, "..."]:
-    """Normal numbers, within rounding those of `jax.random.normal` in stream 0."""
+    """Normal numbers: independent, and others than `jax.random.normal` has."""
     if not _is_ours(key, dtype):
         return jax.random.normal(_streamed(key, stream), shape, dtype)
-    low = np.nextafter(np.float32(-1), np.float32(0))
-    sides = jnp.maximum(_unit(key, shape, stream) * (np.float32(1) - low) + low, low)
-    return np.float32(math.sqrt(2)) * _erf_inv(sides)
+    count = math.prod(shape)
+    places = jax.lax.iota(np.uint32, (count + 1) // 2)
+    first, second = _threefry(key, jnp.full_like(places, stream), places)
+    # 24 bits of each word, about 0 for the angle; one more for the side.
+    share = ((first >> 8).astype(np.int32).astype(np.float32) + 0.5) * 2**-24
+    turn = (second.astype(np.int32) >> 8).astype(np.float32) * 2**-25
+    side = 1 - 2 * (second & 1).astype(np.int32).astype(np.float32)
+    radius = jnp.sqrt(-2 * jnp.log(share))
+    pair = (
+        side * radius * _polynomial(COSINE, turn**2),
+        radius * turn * _polynomial(SINE, turn**2),
+    )
+    # Else what is common to a pair would be computed for each of its two again.
+    pair = jax.lax.optimization_barrier(pair)
+    return jnp.concatenate(pair)[:count].reshape(shape)
 
 
 def _is_threefry(key):
@@ -130,13 +126,6 @@ def _threefry(key, high, low):
         high = high + parts[(turn + 1) % 3]
         low = low + parts[(turn + 2) % 3] + np.uint32(turn + 1)
     return high, low
-
-
-def _erf_inv(x):
-    w = -jnp.log((1 - x) * (1 + x))
-    central = _polynomial(CENTRAL, w - 2.5)
-    outer = _polynomial(OUTER, jnp.sqrt(w) - 3)
-    return x * jnp.where(w < 5, central, outer)
 
 
 def _polynomial(coefficients, x):

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.special import erfinv
+import scipy.stats
 
 from probjax import random
 
@@ -25,18 +25,37 @@ def test_bits_are_those_of_jax(shape, key, keys):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_normals_are_those_of_jax_within_rounding(shape, keys):
-    ours = jax.vmap(random.normal, (0, None))(keys, shape)
-    theirs = jax.vmap(jax.random.normal, (0, None))(keys, shape)
-    np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-7)
+def test_normals_come_in_any_shape_from_one_key_or_many(shape, keys):
+    many = jax.vmap(random.normal, (0, None))(keys, shape)
+    assert many.shape == (50, *shape)
+    assert many.dtype == np.float32
+    one = random.normal(keys[3], shape)
+    np.testing.assert_allclose(many[3], one, rtol=1e-6, atol=1e-7)
 
 
-def test_inverse_holds_out_to_the_last_number_below_one():
-    x = np.float32(1) - np.float32(2) ** -np.arange(1, 25, dtype=np.float32)
-    with jax.enable_x64(True):
-        truth = np.asarray(erfinv(jnp.asarray(x, np.float64)))
-    for side in (-1, 1):
-        np.testing.assert_allclose(random._erf_inv(side * x), side * truth, rtol=1e-6)
+def test_normals_are_normal_and_independent(key):
+    count = 4_000_000
+    draws = np.sort(np.asarray(random.normal(key, (count,)), np.float64))
+    ranks = (np.arange(count) + 0.5) / count
+    gap = np.abs(scipy.stats.norm.cdf(draws) - ranks).max()
+    assert gap < 1.9 / np.sqrt(count), "Kolmogorov and Smirnov: one key in 700"
+    for power, moment in ((2, 1), (4, 3), (6, 15), (8, 105)):
+        values = draws**power
+        away = (values.mean() - moment) / (values.std() / np.sqrt(count))
+        assert abs(away) < 4, power
+    assert np.abs(draws).max() > 4.9, "tails"
+    pairs = np.asarray(random.normal(key, (2, count // 2)), np.float64)
+    for first, second in (pairs, pairs**2, pairs**3):
+        assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(count / 2)
+
+
+def test_polynomials_are_a_sine_and_a_cosine():
+    turn = np.linspace(-0.25, 0.25, 10_001)
+    for ours, truth in (
+        (turn * np.polyval(random.SINE, turn**2), np.sin(2 * np.pi * turn)),
+        (np.polyval(random.COSINE, turn**2), np.cos(2 * np.pi * turn)),
+    ):
+        np.testing.assert_allclose(ours, truth, atol=6e-8)
 
 
 def test_keys_are_those_of_jax(key):

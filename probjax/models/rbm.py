@@ -25,7 +25,7 @@ Restricted Boltzmann Machine (RBM)".
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,11 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.connectivity.flips import binary
 from probjax.exact import enumeration
-from probjax.potential import Potential
+from probjax.potential import Potential, potential
 from probjax.types import (
     Array,
+    Base,
+    Energy,
     Float,
     Info,
     PRNGKeyArray,
@@ -134,13 +136,43 @@ def transpose(params: Params) -> Params:
     return Params(params.weight.T, params.hidden_bias, params.visible_bias)
 
 
+class Grown(NamedTuple):
+    """A machine on the way of `Growth`."""
+
+    params: Params
+    """At the end of it."""
+    visible_start: Float[Array, " visible"]
+    """The visible biases at its beginning, where there are no weights."""
+    hidden_start: Float[Array, " hidden"]
+    """And the hidden ones."""
+    share: Scalar
+    """How far along it is, from 0 to 1."""
+
+    @property
+    def visible_bias(self) -> Float[Array, " visible"]:
+        return self._between(self.visible_start, self.params.visible_bias)
+
+    def field(self, whole: Float[Array, " hidden"]) -> Float[Array, " hidden"]:
+        """At the hidden units, if it is `whole` at the end."""
+        return self._between(self.hidden_start, whole)
+
+    def _between(self, first, last):
+        return (1 - self.share) * first + self.share * last
+
+
+def grown_energy(machine: Grown, x: Float[Array, " visible"]) -> Scalar:
+    """The energy of one visible state on the way of `Growth`."""
+    _check(machine.params, x)
+    return _energy(machine, _state(machine.params, x))
+
+
 class BlockState(NamedTuple):
     """Where `BlockGibbs` is."""
 
     x: Float[Array, " visible"]
     """The visible units."""
     field: Float[Array, " hidden"]
-    """The fields that they make at the hidden ones, W'x + c."""
+    """W'x + c: the fields that they make at the hidden ones of the whole machine."""
 
 
 @recipe
@@ -156,32 +188,113 @@ class BlockGibbs:
         return binary(x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlockState:
-        if potential.energies != (energy,):
-            raise ValueError("rbm.BlockGibbs is for rbm.energy alone")
-        params = potential.args[0]
-        return BlockState(x, x @ params.weight + params.hidden_bias)
+        return _state(_machine(potential).params, x)
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: BlockState
     ) -> tuple[BlockState, Info]:
-        weight, visible_bias, hidden_bias = potential.args[0]
-        up, down, accept_key = random.split(key, 3)
+        machine = _machine(potential)
+        weight = machine.params.weight
         kind = weight.dtype
-        chances = jax.nn.sigmoid(state.field)
-        hidden = (random.uniform(up, chances.shape, kind) < chances).astype(kind)
-        chances = jax.nn.sigmoid(weight @ hidden + visible_bias)
-        x = random.uniform(down, chances.shape, kind) < chances
-        x = x.astype(state.x.dtype)
-        there = BlockState(x, x @ weight + hidden_bias)
-        rise = _energy(visible_bias, there) - _energy(visible_bias, state)
-        log_chance = jnp.log(random.uniform(accept_key, (), rise.dtype))
-        accept = log_chance <= (1 - potential.weights[0]) * rise
+        chances = jax.nn.sigmoid(machine.field(state.field))
+        levels = random.uniform(key, chances.shape, kind, stream=1)
+        hidden = (levels < chances).astype(kind)
+        chances = jax.nn.sigmoid(
+            machine.share * (weight @ hidden) + machine.visible_bias
+        )
+        levels = random.uniform(key, chances.shape, kind, stream=2)
+        there = _state(machine.params, (levels < chances).astype(state.x.dtype))
+
+        def judged():
+            rise = _energy(machine, there) - _energy(machine, state)
+            log_chance = jnp.log(random.uniform(key, (), kind, stream=3))
+            return log_chance <= (1 - potential.weights[0]) * rise
+
+        whole = potential.weights[0] == 1
+        accept = jax.lax.cond(whole, lambda: jnp.ones((), bool), judged)
         state = jax.tree.map(lambda new, old: jnp.where(accept, new, old), there, state)
-        return state, Info(accept.astype(weight.dtype))
+        return state, Info(accept.astype(kind))
 
 
-def _energy(visible_bias, state):
-    return -(visible_bias @ state.x) - jnp.sum(jax.nn.softplus(state.field))
+@recipe
+class Growth:
+    """The way of annealing from independent units to a machine.
+
+    Biases move and weights grow from 0, with a and d at the start:
+
+        E_s(x) = -((1 - s) a + s b)'x - sum_h softplus((1 - s) d_h + s f_h).
+
+    It is `Straight` from a machine without weights, whose fields then last: a step of
+    `BlockGibbs` and its weight cost two matrix products in place of five. The base
+    should be `Bernoulli(size, visible)`.
+
+    Args:
+        visible: a, the log odds of the visible units, as the data have them.
+        hidden: d, those of the hidden ones, as the machine has them over the data: then
+            both layers stay about as active all the way. None for 0.
+    """
+
+    visible: Float[Array, " visible"]
+    hidden: Float[Array, " hidden"] | None = None
+    lasting: ClassVar[bool] = True
+
+    def model(
+        self, energy: Energy, params: Params, base: Base, beta: Scalar
+    ) -> Potential:
+        _check_energy("Growth", energy)
+        return potential(grown_energy, self._machine(params, beta))
+
+    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
+        free = jnp.sum(jax.nn.softplus(self._hidden(params)))
+        return base.energy(x) + self.visible @ x + free
+
+    def fall(
+        self,
+        energy: Energy,
+        params: Params,
+        base: Base,
+        state: Any,
+        here: Scalar,
+        there: Scalar,
+    ) -> Scalar:
+        whole = getattr(state, "field", None)
+        whole = _state(params, state.x).field if whole is None else whole
+        tilt = (params.visible_bias - self.visible) @ state.x
+        # The difference of two softplus, without two large numbers that cancel.
+        now = jax.nn.sigmoid(self._machine(params, here).field(whole))
+        growth = now * jnp.expm1((there - here) * (whole - self._hidden(params)))
+        return (there - here) * tilt + jnp.sum(jnp.log1p(growth))
+
+    def _hidden(self, params):
+        return (
+            jnp.zeros_like(params.hidden_bias) if self.hidden is None else self.hidden
+        )
+
+    def _machine(self, params, share):
+        return Grown(params, self.visible, self._hidden(params), share)
+
+
+def _state(params, x):
+    return BlockState(x, x @ params.weight + params.hidden_bias)
+
+
+def _machine(potential):
+    if potential.energies == (grown_energy,):
+        return potential.args[0]
+    _check_energy("BlockGibbs", *potential.energies)
+    (params,) = potential.args
+    share = jnp.ones((), params.weight.dtype)
+    return Grown(params, params.visible_bias, params.hidden_bias, share)
+
+
+def _check_energy(name, *energies):
+    if energies != (energy,):
+        raise ValueError(f"rbm.{name} is for rbm.energy alone")
+
+
+def _energy(machine, state):
+    softplus = jax.nn.softplus(machine.field(state.field))
+    return -(machine.visible_bias @ state.x) - jnp.sum(softplus)
 
 
 def log_z(params: Params) -> Scalar:

@@ -141,29 +141,57 @@ def test_backwards_the_mean_weight_is_one_over_z(num_steps, key):
     assert found.bound > log_z
 
 
-def test_parameters_may_move_instead_of_weights(key):
+MACHINE = rbm.init(jax.random.key(2), 6, 3, scale=1.0)._replace(
+    visible_bias=jnp.linspace(1, -2, 6), hidden_bias=jnp.array([-1.0, 0.5, 1.0])
+)
+UNCOUPLED = rbm.Params(
+    jnp.zeros((6, 3)), jnp.linspace(-1, 1, 6), jnp.array([0.3, 0.0, -0.7])
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [Straight(UNCOUPLED), rbm.Growth(UNCOUPLED.visible_bias, UNCOUPLED.hidden_bias)],
+    ids=["straight", "growth"],
+)
+def test_parameters_may_move_instead_of_weights(path, key):
     """The classical way of RBMs, forth and back, from a base of any odds."""
-    params = rbm.init(key, 6, 3)
-    params = params._replace(weight=12 * params.weight)
-    log_z = float(rbm.log_z(params))
-    start = jax.tree.map(jnp.zeros_like, params)
-    odds = jnp.linspace(-1, 1, 6)
-    start = start._replace(visible_bias=odds)
-    options = dict(sampler=rbm.BlockGibbs(), num_steps=5, path=Straight(start))
-    for base in (Bernoulli(6, odds), Bernoulli(6)):
-        found = ais(
-            key,
-            rbm.energy,
-            params,
-            base,
-            num_particles=200_000,
-            pilot=None,
-            **options,
-        )
+    log_z = float(rbm.log_z(MACHINE))
+    options = dict(sampler=rbm.BlockGibbs(), num_steps=5, path=path, pilot=None)
+    for base in (Bernoulli(6, UNCOUPLED.visible_bias), Bernoulli(6)):
+        found = ais(key, rbm.energy, MACHINE, base, num_particles=200_000, **options)
         assert_mean_is(found.log_weights, log_z)
-        x = exact.sample(key, rbm.energy, params, 6, num_draws=200_000)
-        back = reverse_ais(key, rbm.energy, params, base, x, pilot=None, **options)
+        x = exact.sample(key, rbm.energy, MACHINE, 6, num_draws=200_000)
+        back = reverse_ais(key, rbm.energy, MACHINE, base, x, **options)
         assert_mean_is(back.log_weights, -log_z)
+
+
+@pytest.mark.parametrize("hidden", [None, UNCOUPLED.hidden_bias], ids=["0", "given"])
+def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
+    machine, uncoupled, hidden = jax.tree.map(
+        lambda leaf: leaf.astype(float), (MACHINE, UNCOUPLED, hidden)
+    )
+    odds = uncoupled.visible_bias
+    start = uncoupled._replace(hidden_bias=jnp.zeros(3) if hidden is None else hidden)
+    both = (Straight(start), rbm.Growth(odds, hidden))
+    args = (rbm.energy, machine, Bernoulli(6, odds + 1))
+    x = exact.states(6)
+
+    def seen(path, here, there):
+        model = path.model(*args, here)
+        sampler = rbm.BlockGibbs()
+
+        def one(key, x):
+            state = sampler.init(key, model, x)
+            there_too = sampler.step(key, model, state)[0].x
+            fall = path.fall(*args, state, here, there)
+            return model(x), path.first(*args, x), fall, there_too
+
+        return jax.vmap(one)(jax.random.split(jax.random.key(0), len(x)), x)
+
+    for here, there in ((0.0, 0.2), (0.5, 0.4), (0.9, 1.0)):
+        straight, growth = (seen(path, here, there) for path in both)
+        chex.assert_trees_all_close(growth, straight, rtol=1e-12, atol=1e-12)
 
 
 def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
