@@ -317,11 +317,16 @@ class HMC:
         v, every = state.phase.v, self.momentum.every
         kept = jnp.asarray(self.momentum.kept, v.dtype) ** (every * time)
         noise = partial(random.normal, shape=v.shape, dtype=v.dtype)
+
+        def mixed(fresh):
+            return jnp.sqrt(kept) * v + jnp.sqrt(1 - kept) * fresh
+
+        if every == 1:
+            return state.phase._replace(v=mixed(noise(key)))
         due = state.age % every == 0
         # Chains that began together draw together, and nothing in between.
-        fresh = noise(key) if every == 1 else together(noise, due, key)
-        mixed = jnp.sqrt(kept) * v + jnp.sqrt(1 - kept) * fresh
-        return state.phase._replace(v=jnp.where(due, mixed, v))
+        fresh = together(noise, due, key)
+        return state.phase._replace(v=jnp.where(due, mixed(fresh), v))
 
     def _leap(self, key, kind):
         step_size = jnp.asarray(self.step_size, kind)
