@@ -44,6 +44,8 @@ class Problem(NamedTuple):
     """The loss alone."""
     data: Data
     """The rows they are computed on."""
+    to_params: Callable[[PyTree], PyTree] | None = None
+    """From a point to parameters, if it is in the coordinates of a chart."""
 
 
 class Memory(NamedTuple):
@@ -314,6 +316,7 @@ class Optax:
             grad=gradient,
             value_fn=value_fn,
             data=problem.data,
+            to_params=problem.to_params,
         )
         point = optax.apply_updates(state.point, updates)
         accepted = jnp.asarray(True)

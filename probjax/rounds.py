@@ -286,7 +286,8 @@ def _problem(plan, space, data, context):
         return evaluate(point)[0]
 
     loss.defvjp(evaluate, lambda gradient, scale: (scaled(scale, gradient),))
-    return Problem(evaluate, loss, data)
+    to_params = None if plan.chart is None else space.params
+    return Problem(evaluate, loss, data, to_params)
 
 
 def _progress(plan, run, params):

@@ -1,0 +1,455 @@
+"""Solving G u = g: which part of a metric is kept, and how its inverse is tamed.
+
+Structures say what of G is used, from all of it to its diagonal. Regularisers say what
+becomes of an eigenvalue g of it, relative to the mean s of its diagonal, so that a
+number means the same whatever the units of the parameters:
+
+    Ridge            1 / (g + d s),          by Cholesky factors;
+    Robust           g / (g^2 + e s^2),      the thesis' (G'G + e I)^-1 G';
+    PseudoInverse    1 / g, or 0 below a share of the largest.
+
+With few rows and many parameters, A being (row, n) and K = AA' small,
+
+    f(G) g = f(0) g + A' M A g,    M = (f(K) - f(0)) K^-1,
+
+which for `Ridge` is Woodbury's identity.
+
+Reference: thesis, "Regularization" and "Diagonal approximation"; Boyd and Vandenberghe,
+Convex Optimization (2004), 6.4.1. Low rank: Chen and Heyl, Nature Physics 20, 1476
+(2024).
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.sparse.linalg import cg
+
+from probjax.natural.linear import Groups, Known, Linear, Streamed, Table
+from probjax.types import (
+    Array,
+    Float,
+    Params,
+    PyTree,
+    Scalar,
+    check_count,
+    is_concrete,
+    recipe,
+    static,
+)
+
+MOST_PARAMETERS = 2**14
+
+
+class Regulariser(Protocol):
+    """What becomes of the eigenvalues of a metric."""
+
+    def inverse(self, values: Array, scale: Scalar) -> Array:
+        """Of eigenvalues, the mean of all being `scale`."""
+        ...
+
+
+@recipe
+class Ridge:
+    """Eigenvalues g are inverted as 1 / (g + d s), s being their mean."""
+
+    damping: float = 1e-2
+
+    def __post_init__(self):
+        _check_positive("damping", self.damping, zero=True)
+
+    def inverse(self, values: Array, scale: Scalar) -> Array:
+        shift = self.shift(scale)
+        # Without damping directions that have no length are left alone.
+        kept = (values > _rounding(values)) | (shift > 0)
+        return jnp.where(kept, 1 / jnp.where(kept, values + shift, 1), 0)
+
+    def shift(self, scale: Scalar) -> Scalar:
+        """What is added to the metric."""
+        return jnp.asarray(self.damping, scale.dtype) * scale
+
+
+@recipe
+class Robust:
+    """As g / (g^2 + e s^2): those far below the root of e are frozen, not damped."""
+
+    epsilon: float = 1e-2
+
+    def __post_init__(self):
+        _check_positive("epsilon", self.epsilon)
+
+    def inverse(self, values: Array, scale: Scalar) -> Array:
+        return values / (values**2 + self.square(scale))
+
+    def square(self, scale: Scalar) -> Scalar:
+        """What is added to the square of the metric."""
+        return jnp.asarray(self.epsilon, scale.dtype) * scale**2
+
+
+@recipe
+class PseudoInverse:
+    """As 1 / g, or as 0 if they are below a share of the largest."""
+
+    cut: float = 1e-6
+
+    def __post_init__(self):
+        _check_positive("cut", self.cut)
+
+    def inverse(self, values: Array, scale: Scalar) -> Array:
+        kept = values > jnp.maximum(self.cut * values.max(), _rounding(values))
+        return jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+
+
+class Report(NamedTuple):
+    """How a solve went; NaN for what it cannot know."""
+
+    rank: Scalar
+    """How many directions of the metric were inverted."""
+    condition: Scalar
+    """Of what was inverted: its largest over its smallest eigenvalue, or so."""
+
+
+class Factor(Protocol):
+    """The inverse of a metric."""
+
+    @property
+    def report(self) -> Report: ...
+
+    def solve(self, tree: PyTree) -> PyTree:
+        """It times a tree like the parameters."""
+        ...
+
+    def damped(self, tree: PyTree) -> PyTree:
+        """What damping adds to the metric, times a tree."""
+        ...
+
+
+class Structure(Protocol):
+    """Which part of a metric is used."""
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> Factor: ...
+
+
+@recipe
+class Dense:
+    """All of the metric."""
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Blocked":
+        groups = (tuple(range(len(jax.tree.leaves(params)))),)
+        return _blocked(linear, params, regulariser, groups)
+
+
+@recipe
+class Blocks:
+    """Blocks on the diagonal, of parameters that belong together.
+
+    Args:
+        groups: a tree of labels like the parameters, or a prefix of it: leaves with the
+            same label are one block. None for a block a leaf.
+    """
+
+    groups: PyTree = static(default=None)
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Blocked":
+        count = len(jax.tree.leaves(params))
+        labels = list(range(count)) if self.groups is None else self._labels(params)
+        groups = tuple(
+            tuple(k for k in range(count) if labels[k] == label)
+            for label in dict.fromkeys(labels)
+        )
+        return _blocked(linear, params, regulariser, groups)
+
+    def _labels(self, params):
+        try:
+            return jax.tree.leaves(jax.tree.broadcast(self.groups, params))
+        except ValueError:
+            raise ValueError(
+                "groups must be a tree like params or a prefix of it, "
+                f"{jax.tree.structure(params)}, got {jax.tree.structure(self.groups)}"
+            ) from None
+
+
+@recipe
+class Diagonal:
+    """The diagonal alone: a length for every parameter."""
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Lengths":
+        flat, unravel = ravel_pytree(linear.diagonal())
+        scale = flat.mean()
+        inverse = regulariser.inverse(flat, scale)
+        used = inverse > 0
+        report = Report(
+            used.sum().astype(flat.dtype),
+            inverse.max() / jnp.where(used, inverse, jnp.inf).min(),
+        )
+        return Lengths(unravel(inverse), _shift(regulariser, scale), report)
+
+
+@recipe
+class LowRank:
+    """All of the metric, by the products of its rows: for fewer rows than parameters.
+
+    Nothing of the size of parameters x parameters is made. The scores themselves are
+    held up to 2^27 entries; above that they are made again where they are needed.
+    """
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Woodbury":
+        if isinstance(linear, Known):
+            raise ValueError(
+                "LowRank() is for scores of rows, and this metric is a matrix: use "
+                "Dense()"
+            )
+        table = linear.held()  # pyright: ignore[reportAttributeAccessIssue]
+        gram = table.gram()
+        scale = jnp.trace(gram) / ravel_pytree(params)[0].size
+        if isinstance(regulariser, Ridge):
+            _refuse_no_damping(regulariser)
+            shift = regulariser.shift(scale)
+            root, report = _root(gram, Ridge(1.0), shift)
+            return Woodbury(table, root, 1 / shift, -1 / shift, shift, report)
+        values, vectors = eigen(gram)
+        inverse = regulariser.inverse(values, scale)
+        share = jnp.where(inverse > 0, inverse / jnp.where(inverse > 0, values, 1), 0)
+        root = vectors * jnp.sqrt(share)[None]
+        zero, one = jnp.zeros((), gram.dtype), jnp.ones((), gram.dtype)
+        return Woodbury(table, root, zero, one, zero, _report(values, inverse))
+
+
+@recipe
+class ConjugateGradient:
+    """All of the metric, by its products with directions: for any number of parameters.
+
+    Args:
+        num_iterations: products at most.
+        tolerance: the residual to stop at, relative to the gradient.
+    """
+
+    num_iterations: int = static(default=100)
+    tolerance: float = 1e-5
+
+    def __post_init__(self):
+        check_count("num_iterations", self.num_iterations)
+
+    def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Iterated":
+        if isinstance(regulariser, PseudoInverse):
+            raise ValueError(
+                "conjugate gradients know no eigenvalues: use Ridge or Robust"
+            )
+        scale = ravel_pytree(linear.diagonal())[0].mean()
+        return Iterated(linear, self, regulariser, scale)
+
+
+def as_regulariser(damping: Any) -> Any:
+    """`damping`, a number of which is that of a `Ridge`."""
+    return damping if hasattr(damping, "inverse") else Ridge(damping)
+
+
+@recipe
+class Blocked:
+    """F with FF' the inverse, block by block."""
+
+    roots: tuple[Array, ...]
+    shifts: tuple[Scalar, ...]
+    report: Report
+    groups: Groups = static()
+
+    def solve(self, tree: PyTree) -> PyTree:
+        def product(k, flat):
+            return self.roots[k] @ (self.roots[k].T @ flat)
+
+        return self._mapped(tree, product)
+
+    def damped(self, tree: PyTree) -> PyTree:
+        return self._mapped(tree, lambda k, flat: self.shifts[k] * flat)
+
+    def _mapped(self, tree, function):
+        leaves, form = jax.tree.flatten(tree)
+        for k, group in enumerate(self.groups):
+            flat, unravel = ravel_pytree([leaves[place] for place in group])
+            for place, leaf in zip(group, unravel(function(k, flat)), strict=True):
+                leaves[place] = leaf
+        return form.unflatten(leaves)
+
+
+@recipe
+class Lengths:
+    """The inverse of a diagonal."""
+
+    inverse: PyTree
+    shift: Scalar
+    report: Report
+
+    def solve(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(jnp.multiply, self.inverse, tree)
+
+    def damped(self, tree: PyTree) -> PyTree:
+        return _scaled(self.shift, tree)
+
+
+@recipe
+class Woodbury:
+    """first + A' (factor FF') A."""
+
+    table: Table | Streamed
+    root: Float[Array, "row row"]
+    first: Scalar
+    factor: Scalar
+    shift: Scalar
+    report: Report
+
+    def solve(self, tree: PyTree) -> PyTree:
+        found = self._solve(tree)
+        # Where the metric is far above its damping, two large parts cancel above: once
+        # more for what is left over. That is nothing to do without damping.
+        again = jax.tree.map(jnp.subtract, tree, self._metric(found))
+        more = self._solve(_scaled(jnp.where(self.shift > 0, 1.0, 0.0), again))
+        return jax.tree.map(jnp.add, found, more)
+
+    def damped(self, tree: PyTree) -> PyTree:
+        return _scaled(self.shift, tree)
+
+    def _solve(self, tree):
+        rows = self.table.along(tree)
+        rows = self.factor * (self.root @ (self.root.T @ rows))
+        back = self.table.back(rows)
+        return jax.tree.map(lambda a, b: self.first * a + b, tree, back)
+
+    def _metric(self, tree):
+        return jax.tree.map(jnp.add, self.table.times(tree), self.damped(tree))
+
+
+@recipe
+class Iterated:
+    """A metric to be inverted by its products."""
+
+    linear: Any
+    method: ConjugateGradient
+    regulariser: Any
+    scale: Scalar
+
+    @property
+    def report(self) -> Report:
+        unknown = jnp.full((), jnp.nan, self.scale.dtype)
+        return Report(unknown, unknown)
+
+    def solve(self, tree: PyTree) -> PyTree:
+        times = self.linear.times
+
+        def ridge(tree):
+            return jax.tree.map(jnp.add, times(tree), self.damped(tree))
+
+        def robust(tree):
+            square = _scaled(self.regulariser.square(self.scale), tree)
+            return jax.tree.map(jnp.add, times(times(tree)), square)
+
+        is_ridge = isinstance(self.regulariser, Ridge)
+        operator, right = (ridge, tree) if is_ridge else (robust, times(tree))
+        found, _ = cg(
+            operator,
+            right,
+            tol=self.method.tolerance,
+            maxiter=self.method.num_iterations,
+        )
+        return found
+
+    def damped(self, tree: PyTree) -> PyTree:
+        return _scaled(_shift(self.regulariser, self.scale), tree)
+
+
+def _blocked(linear, params, regulariser, groups):
+    leaves = jax.tree.leaves(params)
+    largest = max(sum(leaves[k].size for k in group) for group in groups)
+    if largest > MOST_PARAMETERS:
+        raise ValueError(
+            f"a metric of {largest:,} parameters has {largest**2:.1e} entries: use "
+            "LowRank() for few rows, ConjugateGradient(), Diagonal(), or smaller Blocks"
+        )
+    roots, shifts, reports = [], [], []
+    for block in linear.squares(groups):
+        scale = jnp.trace(block) / len(block)
+        root, report = _root(block, regulariser, scale)
+        roots.append(root)
+        shifts.append(_shift(regulariser, scale))
+        reports.append(report)
+    ranks, conditions = map(jnp.stack, zip(*reports, strict=True))
+    report = Report(ranks.sum(), conditions.max())
+    size = sum(leaf.size for leaf in leaves)
+    damping = getattr(regulariser, "damping", None)
+    if is_concrete((report, damping)) and damping == 0 and report.rank < size:
+        raise ValueError(
+            f"the metric is singular, of rank {int(report.rank)} in {size} parameters: "
+            "give damping, or PseudoInverse()"
+        )
+    return Blocked(tuple(roots), tuple(shifts), report, groups)
+
+
+def _root(matrix, regulariser, scale):
+    """F with FF' the inverse of a matrix, and a report."""
+
+    def by_eigenvalues():
+        values, vectors = eigen(matrix)
+        inverse = regulariser.inverse(values, scale)
+        return vectors * jnp.sqrt(inverse)[None], _report(values, inverse)
+
+    if not isinstance(regulariser, Ridge):
+        return by_eigenvalues()
+    unit = jnp.eye(len(matrix), dtype=matrix.dtype)
+    shift = regulariser.shift(scale)
+    lower = jnp.linalg.cholesky(matrix + shift * unit)
+
+    def by_cholesky():
+        lengths = jnp.diagonal(lower)
+        rank = jnp.full((), len(matrix), matrix.dtype)
+        condition = (lengths.max() / lengths.min()) ** 2
+        root = solve_triangular(lower, unit, lower=True).T
+        return root, Report(rank, condition)
+
+    # Rounding may give a matrix a negative eigenvalue, and factors that do not exist;
+    # or factors to one that has an eigenvalue of 0, if there is no damping.
+    pivot = jnp.diagonal(lower).min() ** 2
+    regular = (shift > 0) | (pivot > _rounding(jnp.diagonal(matrix)))
+    sound = jnp.all(jnp.isfinite(lower)) & regular
+    return jax.lax.cond(sound, by_cholesky, by_eigenvalues)
+
+
+def eigen(matrix: Float[Array, "n n"]) -> tuple[Array, Array]:
+    """Eigenvalues, none below 0, and eigenvectors of a metric or a covariance."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return jnp.maximum(values, 0), vectors
+
+
+def _report(values, inverse):
+    used = inverse > 0
+    least = jnp.where(used, inverse, jnp.inf).min()
+    return Report(used.sum().astype(values.dtype), inverse.max() / least)
+
+
+def _rounding(values):
+    """Of a symmetric matrix with these eigenvalues, what may as well be 0."""
+    return values.size * jnp.finfo(values.dtype).eps * values.max()
+
+
+def _shift(regulariser, scale):
+    none = jnp.zeros((), scale.dtype)
+    return regulariser.shift(scale) if isinstance(regulariser, Ridge) else none
+
+
+def _scaled(scale, tree):
+    return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, tree)
+
+
+def _refuse_no_damping(regulariser):
+    if is_concrete(regulariser.damping) and regulariser.damping == 0:
+        raise ValueError(
+            "a metric of fewer rows than parameters is singular: give damping, or "
+            "PseudoInverse()"
+        )
+
+
+def _check_positive(name, value, *, zero=False):
+    if is_concrete(value) and not (value > 0 or (zero and value == 0)):
+        raise ValueError(
+            f"{name} must be {'0 or above' if zero else 'above 0'}, got {value}"
+        )
