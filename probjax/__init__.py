@@ -11,6 +11,7 @@ from probjax import (
     exact,
     goodness,
     interop,
+    natural,
     samplers,
     storage,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "flow",
     "goodness",
     "interop",
+    "natural",
     "ising",
     "linear",
     "log_likelihood",

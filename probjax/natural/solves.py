@@ -62,8 +62,8 @@ class Ridge:
 
     def inverse(self, values: Array, scale: Scalar) -> Array:
         shift = self.shift(scale)
-        # Without damping directions that have no length are left alone.
-        kept = (values > _rounding(values)) | (shift > 0)
+        # With next to no damping, directions that have no length are left alone.
+        kept = jnp.maximum(values, shift) > _rounding(values)
         return jnp.where(kept, 1 / jnp.where(kept, values + shift, 1), 0)
 
     def shift(self, scale: Scalar) -> Scalar:

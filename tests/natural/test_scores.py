@@ -1,0 +1,139 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from small_models import random_ising
+
+from probjax import Data, exact, ising, natural, rbm
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def gaussian(theta, x):
+    """The chapter's example, up to a constant."""
+    mean = jnp.stack([3 * theta[0] + theta[1] / 3, theta[0] / 3])
+    return -jnp.sum((x - mean) ** 2) / 2
+
+
+def normal_rows(mean, num_nodes=4):
+    """Points and weights that average polynomials over two normal numbers exactly."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    x = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) + mean
+    return Data(jnp.asarray(x), jnp.asarray(np.outer(weights, weights).ravel()))
+
+
+def all_states(params):
+    log_p = exact.log_probs(ising.energy, params, 4)
+    return Data(exact.states(4), jnp.exp(log_p))
+
+
+def test_the_chapters_gaussian_has_the_chapters_metric():
+    theta = jnp.array([1.0, -1.0])
+    rows = normal_rows(np.array([3 - 1 / 3, 1 / 3]))
+    found = natural.metric(natural.likelihood_scores(gaussian), theta, rows)
+    np.testing.assert_allclose(found, [[9 + 1 / 9, 1], [1, 1 / 9]], rtol=1e-12)
+
+
+def test_over_the_models_states_it_is_the_curvature_of_log_z():
+    params = random_ising(0, 4)
+    flat, unravel = ravel_pytree(params)
+    truth = jax.hessian(lambda p: exact.log_z(ising.energy, unravel(p), 4))(flat)
+    rows = all_states(params)
+    found = natural.metric(natural.energy_scores(ising.energy), params, rows)
+    np.testing.assert_allclose(found, truth, atol=1e-14)
+
+    def log_prob(params, x):
+        return -ising.energy(params, x) - exact.log_z(ising.energy, params, 4)
+
+    of_log_prob = natural.metric(natural.likelihood_scores(log_prob), params, rows)
+    np.testing.assert_allclose(of_log_prob, truth, atol=1e-14)
+    # As the thesis has it: with the mean score left in.
+    mean = rows.weights @ natural.energy_scores(ising.energy)(params, rows)
+    printed = natural.energy_scores(ising.energy, centred=False)
+    np.testing.assert_allclose(
+        natural.metric(printed, params, rows),
+        truth + np.outer(mean, mean),
+        atol=1e-14,
+    )
+
+
+def test_squared_errors_are_those_of_a_gaussian_of_variance_one_half(key):
+    theta, inputs = jnp.array([0.3, -0.8]), jax.random.normal(key, (5, 3))
+
+    def predict(theta, x):
+        return jnp.stack([theta[0] * x[0], jnp.tanh(theta[1] * x[1]), theta.sum()])
+
+    found = natural.metric(natural.regression_scores(predict), theta, inputs)
+    slopes = jax.vmap(jax.jacobian(predict), (None, 0))(theta, inputs)
+    truth = 2 * jnp.einsum("rki,rkj->ij", slopes, slopes) / 5
+    np.testing.assert_allclose(found, truth, rtol=1e-12)
+    # And the curvature of the expected error, where the predictions are right.
+    answers = jax.vmap(predict, (None, 0))(theta, inputs)
+
+    def error(theta):
+        misses = answers - jax.vmap(predict, (None, 0))(theta, inputs)
+        return jnp.sum(misses**2) / 5
+
+    np.testing.assert_allclose(found, jax.hessian(error)(theta), rtol=1e-10)
+
+
+def test_a_users_own_scores_and_metric_serve_as_well(key):
+    params = random_ising(2, 4)
+    rows = all_states(params)
+    energies = natural.energy_scores(ising.energy)
+    truth = natural.metric(energies, params, rows)
+    given = natural.metric(lambda p, data: energies(p, data), params, rows)
+    np.testing.assert_allclose(given, truth, atol=1e-14)
+    known = natural.Metric(lambda p, data: truth + len(data.weights))
+    np.testing.assert_array_equal(natural.metric(known, params, rows), truth + 16)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 5, 16])
+@pytest.mark.parametrize("centred", [True, False])
+def test_chunks_change_nothing(centred, chunk_size):
+    params = random_ising(4, 4)
+    rows = all_states(random_ising(6, 4))
+    energies = natural.energy_scores(ising.energy)
+    found = natural.metric(
+        energies, params, rows, centred=centred, chunk_size=chunk_size
+    )
+    truth = natural.metric(energies, params, rows, centred=centred)
+    np.testing.assert_allclose(found, truth, atol=1e-14)
+
+
+def test_weights_are_counts():
+    params = rbm.init(jax.random.key(0), 3, 2, scale=1.0)
+    x = exact.states(3)
+    counts = jnp.array([1.0, 0, 2, 3, 0, 1, 1, 4])
+    repeated = jnp.repeat(x, np.asarray(counts, int), axis=0)
+    energies = natural.energy_scores(rbm.energy)
+    chex.assert_trees_all_close(
+        natural.metric(energies, params, Data(x, counts)),
+        natural.metric(energies, params, repeated),
+        atol=1e-14,
+    )
+
+
+def test_bad_scores_are_refused_in_a_sentence():
+    params, x = random_ising(0, 4), exact.states(4)
+
+    def table(params, x):
+        return jnp.zeros((2, 2))
+
+    with pytest.raises(ValueError, match=r"a number for a row, got shape \(2, 2\)"):
+        natural.metric(natural.Scores(table, centred=True), params, x)
+    with pytest.raises(ValueError, match=r"or a vector, got shape \(2, 2\)"):
+        natural.metric(natural.Scores(table), params, x)
+    with pytest.raises(ValueError, match=r"16 rows and 10 parameters, got shape \(2"):
+        natural.metric(table, params, x)
+    with pytest.raises(ValueError, match="must be 10 x 10"):
+        natural.metric(natural.Metric(table), params, x)
+    with pytest.raises(ValueError, match="scores must be energy_scores"):
+        natural.metric(3, params, x)
+    with pytest.raises(ValueError, match="chunk_size"):
+        natural.metric(natural.energy_scores(ising.energy), params, x, chunk_size=0)
+    masked = Data(x, mask=jnp.ones_like(x, bool).at[0, 0].set(False))
+    with pytest.raises(ValueError, match="complete rows"):
+        natural.metric(natural.energy_scores(ising.energy), params, masked)
