@@ -52,6 +52,12 @@ from probjax.fitting import (
     loss,
 )
 from probjax.models import experts, ising, linear, potts, rbm
+from probjax.natural import (
+    energy_scores,
+    fit_whitened,
+    natural_gradient,
+    relative_gradient,
+)
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
@@ -171,6 +177,10 @@ __all__ = [
     "goodness",
     "interop",
     "natural",
+    "natural_gradient",
+    "energy_scores",
+    "fit_whitened",
+    "relative_gradient",
     "ising",
     "linear",
     "log_likelihood",

@@ -10,7 +10,10 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks), {})
     divergence, worst, *path, contact = capsys.readouterr().out.splitlines()
-    *path, third, mixed, interval, likelihood, covered = path
+    *path, third, steps, above, mixed, interval, likelihood, covered = path
+    white, plain = (int(count) for count in re.findall(r"\d+", steps))
+    assert white < plain / 3
+    assert 0 <= float(above) < 1e-4
     assert mixed.startswith("all 16 coordinates: R-hat at most 1.0")
     assert interval.startswith("log Z from ")
     assert "nats per row, between" in likelihood
