@@ -51,7 +51,7 @@ from probjax.fitting import (
     fit,
     loss,
 )
-from probjax.models import experts, ising, linear, potts, rbm
+from probjax.models import experts, hopfield, ising, linear, potts, rbm
 from probjax.natural import (
     energy_scores,
     fit_whitened,
@@ -61,6 +61,7 @@ from probjax.natural import (
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
+from probjax.objectives.corrupted import Corrupted, corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
@@ -182,6 +183,9 @@ __all__ = [
     "fit_whitened",
     "relative_gradient",
     "ising",
+    "hopfield",
+    "Corrupted",
+    "corrupted",
     "linear",
     "log_likelihood",
     "loss",

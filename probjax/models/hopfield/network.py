@@ -1,0 +1,202 @@
+"""The Hopfield network over x in {0, 1}^n: its energy, its dynamics, its memories.
+
+    E(x) = -1/2 x'Jx + theta'x,    J symmetric with a diagonal of zeros.
+
+Units are updated one after the other, in order, x_i = H(J_i x - theta_i) with H(0) = 0;
+then the energy never rises, and a state that no update changes is reached, a *fixed
+point*. With d_i = 1 - 2 x_i, flipping unit i gives
+
+    E(x) - E(x') = d_i (J_i x - theta_i),
+
+and a *strict minimum*, where all of these are negative, is a fixed point. The converse
+fails only where one of them is 0: a unit that is off may have a gap of 0.
+
+All units at once would be another network, which can go back and forth between two
+states for ever.
+
+Reference: thesis, "Memory Storage in a Hopfield Network"; Hopfield, PNAS 79, 2554
+(1982).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.connectivity.flips import binary
+from probjax.models import ising
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Bool,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    check_count,
+    closed_form,
+    floating,
+    is_concrete,
+)
+
+
+class Params(NamedTuple):
+    """Weights and thresholds; `checked` refuses those of no network."""
+
+    weight: Float[Array, "unit unit"]
+    """J: positive where two units like to be on together."""
+    threshold: Float[Array, " unit"]
+    """theta: how much a unit has to be driven to be on."""
+
+
+def init(key: PRNGKeyArray, size: int, *, scale: float = 0.0) -> Params:
+    """Normal weights of standard deviation `scale`, by default 0, and no thresholds."""
+    check_count("size", size)
+    half = jnp.triu(scale * jax.random.normal(key, (size, size)), 1)
+    return Params(half + half.T, jnp.zeros(size))
+
+
+def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
+    """The network of a matrix J and thresholds, unless there is none."""
+    weight, threshold = floating(weight), floating(threshold)
+    if weight.ndim != 2 or weight.shape != (*threshold.shape, *threshold.shape):
+        raise ValueError(
+            "J must be n x n for n thresholds, got shapes "
+            f"{weight.shape} and {threshold.shape}"
+        )
+    if not is_concrete((weight, threshold)):
+        return Params(weight, threshold)
+    matrix = np.asarray(weight)
+    if np.any(np.diagonal(matrix)):
+        unit = int(np.flatnonzero(np.diagonal(matrix))[0])
+        raise ValueError(
+            f"J must have a diagonal of zeros, got J[{unit}, {unit}]="
+            f"{matrix[unit, unit]}: take it into the threshold as -J/2"
+        )
+    apart = np.argwhere(matrix != matrix.T)
+    if len(apart):
+        i, j = apart[0]
+        raise ValueError(
+            f"J must be symmetric, got J[{i}, {j}]={matrix[i, j]} and "
+            f"J[{j}, {i}]={matrix[j, i]}: without that there is no energy"
+        )
+    return Params(weight, threshold)
+
+
+def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
+    """E(x) - E(x with unit i flipped) = d_i (J_i x - theta_i) for every i."""
+    _check_size(params, x)
+    return (1 - 2 * x) * (_symmetric(params.weight) @ x - params.threshold)
+
+
+@closed_form(flip_gaps=flip_gaps)
+def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
+    """-1/2 x'Jx + theta'x, of the symmetric part of J without its diagonal.
+
+    So that descent, from a network, comes to a network.
+    """
+    _check_size(params, x)
+    return -(x @ _symmetric(params.weight) @ x) / 2 + params.threshold @ x
+
+
+def to_ising(params: Params) -> ising.Params:
+    """The Ising model with the same energy: -J/2, and theta on the diagonal."""
+    return ising.from_matrix(-params.weight / 2 + jnp.diag(params.threshold))
+
+
+def from_ising(params: ising.Params) -> Params:
+    """The network with the same energy as an Ising model."""
+    matrix = ising.coupling_matrix(params)
+    return Params(-2 * (matrix - jnp.diag(params.bias)), params.bias)
+
+
+def is_fixed(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
+    """Whether no update changes a state, or each of the rows of many."""
+    x = binary(jnp.asarray(x))
+    return jnp.all(_updated(_fields(params, x), x) == x, axis=-1)
+
+
+def is_strict_minimum(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
+    """Whether every flip of a unit raises the energy, of a state or of each row."""
+    x = binary(jnp.asarray(x))
+    return jnp.all((1 - 2 * x) * _fields(params, x) < 0, axis=-1)
+
+
+def is_stored(params: Params, patterns: ArrayLike) -> Bool[Array, ""]:
+    """Whether all patterns are fixed points."""
+    return jnp.all(is_fixed(params, patterns))
+
+
+class Recall(NamedTuple):
+    """What states have come to."""
+
+    x: Float[Array, "*row unit"]
+    converged: Bool[Array, "*row"]
+    """Whether they are fixed points; if not, more sweeps are needed."""
+    num_sweeps: Array
+    """How many there were, of all units, for all rows."""
+
+
+def recall(params: Params, x: ArrayLike, *, max_sweeps: int = 100) -> Recall:
+    """Follow the dynamics from a state, or from each row, to a fixed point.
+
+    Args:
+        max_sweeps: how often all units are updated at most. Most states need two or
+            three; there are networks on which some need exponentially many.
+    """
+    check_count("max_sweeps", max_sweeps)
+    x = jnp.asarray(binary(jnp.asarray(x)))
+    if x.shape[-1:] != params.threshold.shape:
+        raise ValueError(
+            f"x must have the {len(params.threshold)} units of params, got shape "
+            f"{x.shape}"
+        )
+    return _recall(params, x, max_sweeps)
+
+
+@jax.jit
+def _recall(params, x, max_sweeps):
+    def cond(carry):
+        _, moved, count = carry
+        return jnp.any(moved) & (count < max_sweeps)
+
+    def body(carry):
+        x, _, count = carry
+        new = sweep(params, x)
+        return new, jnp.any(new != x, axis=-1), count + 1
+
+    moved = jnp.ones(x.shape[:-1], bool)
+    x, _, count = jax.lax.while_loop(cond, body, (x, moved, jnp.zeros((), int)))
+    return Recall(x, is_fixed(params, x), count)
+
+
+def sweep(params: Params, x: Float[Array, "*row unit"]) -> Float[Array, "*row unit"]:
+    """Update all units once, in order."""
+
+    def step(unit, x):
+        field = x @ params.weight[unit] - params.threshold[unit]
+        return x.at[..., unit].set(_updated(field, x))
+
+    return jax.lax.fori_loop(0, x.shape[-1], step, x)
+
+
+def _fields(params, x):
+    shape = (*[1] * (x.ndim - 1), x.shape[-1])
+    return x @ params.weight.T - params.threshold.reshape(shape)
+
+
+def _updated(field, x):
+    return (field > 0).astype(x.dtype)
+
+
+def _symmetric(weight):
+    off = 1 - jnp.eye(len(weight), dtype=weight.dtype)
+    return (weight + weight.T) * (off / 2)
+
+
+def _check_size(params, x):
+    if x.shape != params.threshold.shape:
+        raise ValueError(
+            f"x must have the {len(params.threshold)} units of params, got shape "
+            f"{x.shape}"
+        )
