@@ -9,14 +9,18 @@ from pathlib import Path
 import benchmarks
 from benchmarks.harness import Options, show, write_json
 
+HELPERS = (
+    "__main__",
+    "annealing_tasks",
+    "harness",
+    "ising_fits",
+    "natural_machine",
+)
+
 
 def main() -> None:
     modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    names = sorted(
-        name.replace("_", "-")
-        for name in modules
-        if name not in ("harness", "ising_fits", "__main__")
-    )
+    names = sorted(name.replace("_", "-") for name in modules if name not in HELPERS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=names)
     parser.add_argument("--quick", action="store_true", help="end within two minutes")

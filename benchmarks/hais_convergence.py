@@ -1,11 +1,6 @@
 """Annealing where the answer is known: the error of log Z against distributions.
 
-Tasks of 36 sites and 36 experts or latents, filters of geometric mean 1:
-
-    laplace      Laplace experts, condition 3
-    student      Student's t experts, condition 3, first moments infinite for 6 of them
-    hard         the same, condition 100, infinite for 4
-    generative   x = B a + .1 n, a and n normal, condition 3: log p(x), row by row
+The tasks are those of `annealing_tasks`, or of its file in the folder `--data`.
 
 Programs, 200 particles each from a unit Gaussian, one move per distribution:
 
@@ -19,39 +14,34 @@ Hamiltonian Annealed Importance Sampling" and "Speed of Convergence".
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.annealing_tasks import (
+    NUM_PARTICLES,
+    Experts,
+    Interval,
+    Runs,
+    Task,
+    repeat,
+    tasks,
+)
 from benchmarks.harness import Options, Table
 from probjax import GaussianSteps, plots
-from probjax.annealing import (
-    Gaussian,
-    Pilot,
-    ais,
-    marginal_log_likelihood,
-    sandwich,
-)
-from probjax.annealing.plan import (
-    LEAST_STEPS,
-    MOST_STEPS,
-    NUM_KNOTS,
-    NUM_SETTLING,
-)
-from probjax.models import experts, linear
+from probjax.annealing import Pilot
+from probjax.annealing.pilot import NUM_KNOTS, NUM_SETTLING
+from probjax.annealing.plan import LEAST_STEPS, MOST_STEPS
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
-from probjax.types import Array, Energy, PRNGKeyArray, Sampler
+from probjax.types import Sampler
 
 FIGURE = Path("out/hais_convergence.png")
-SIZE, NUM_PARTICLES = 36, 200
-BASE = Gaussian(SIZE)
 FIGURES = ("student", "laplace", "generative")
 # Those together run one after the other, by the same compiled programs.
 FAMILIES = (("generative",), ("student", "hard"), ("laplace",))
@@ -59,8 +49,7 @@ TARGETS = {"laplace": 0.02, "student": 0.25, "generative": 0.2, "hard": 1.0}
 INTERVAL_STEPS, COVERED = 1000, 90
 # Errors up to these are drawn on a linear axis, others on a logarithmic one.
 LINEAR_WITHIN = {"laplace": 0.1, "generative": 1}
-NUM_PLAUSIBLE = 1000
-# Root-mean-square errors of other instances, by N: HAIS, fresh momentum, Metropolis.
+# Root-mean-square errors by other code, by N: HAIS, fresh momentum, Metropolis.
 KNOWN = {
     "laplace": {
         100: (0.11, 0.23, 0.53),
@@ -105,116 +94,6 @@ PROGRAMS = {
 PAIRS = (("HAIS", "fresh"), ("HAIS", "Metropolis"), ("ours", "HAIS"))
 
 
-class Outcome(NamedTuple):
-    """What one run came to."""
-
-    error: np.ndarray
-    """Estimate less truth, of every row."""
-    stderr: float
-    """Of a row, as the run has it."""
-    ess: float
-    """Effective particles; NaN where a run does not tell."""
-
-
-class Runs(NamedTuple):
-    """The outcomes of one program at one N, a key each."""
-
-    error: np.ndarray
-    """`(key, row)`"""
-    stderr: np.ndarray
-    """`(key,)`"""
-    ess: np.ndarray
-    """`(key,)`"""
-
-    @property
-    def rms(self) -> float:
-        """The root-mean-square error."""
-        return float(np.sqrt(np.mean(self.error**2)))
-
-    @property
-    def rms_stderr(self) -> float:
-        """Its standard error."""
-        squares = np.mean(self.error**2, 1)
-        return float(np.std(squares, ddof=1) / np.sqrt(len(squares)) / (2 * self.rms))
-
-    def plausible(self, rng: np.random.Generator) -> np.ndarray:
-        """What it may be in truth: draws, for normal errors and flat priors."""
-        count, rows = self.error.shape
-        freedom = rng.chisquare(count - 1, (NUM_PLAUSIBLE, rows))
-        variance = (count - 1) * np.var(self.error, 0, ddof=1) / freedom
-        noise = rng.normal(size=variance.shape) * np.sqrt(variance / count)
-        return np.sqrt(np.mean((self.error.mean(0) + noise) ** 2 + variance, 1))
-
-
-class Interval(NamedTuple):
-    """From both sides, less the truth."""
-
-    lower: float
-    upper: float
-    ess: float
-    """Of the particles that went back."""
-
-
-class Experts(NamedTuple):
-    """As many experts as sites, their log Z, and how to draw from them."""
-
-    energy: Energy
-    params: experts.Params
-    truth: float
-    draw: Callable[..., Array]
-
-    def run(self, key: PRNGKeyArray, program: Program, num_steps: int) -> Outcome:
-        found = ais(
-            key,
-            self.energy,
-            self.params,
-            BASE,
-            sampler=program.sampler,
-            num_particles=NUM_PARTICLES,
-            num_steps=num_steps,
-            pilot=program.pilot,
-        )
-        error = np.array([float(found.log_z) - self.truth])
-        return Outcome(error, float(found.stderr), float(found.ess))
-
-    def interval(self, key: PRNGKeyArray) -> Interval:
-        draw_key, run_key = jax.random.split(key)
-        found = sandwich(
-            run_key,
-            self.energy,
-            self.params,
-            BASE,
-            self.draw(draw_key, self.params, num_draws=NUM_PARTICLES),
-            sampler=PROGRAMS["ours"].sampler,
-            num_steps=INTERVAL_STEPS,
-        )
-        ends = (float(found.lower) - self.truth, float(found.upper) - self.truth)
-        return Interval(*ends, float(found.reverse.ess))
-
-
-class Generative(NamedTuple):
-    """A linear model with a normal prior, and rows of it."""
-
-    params: linear.Params
-    rows: Array
-
-    def run(self, key: PRNGKeyArray, program: Program, num_steps: int) -> Outcome:
-        found = marginal_log_likelihood(
-            key,
-            linear.gaussian,
-            self.params,
-            BASE,
-            self.rows,
-            sampler=program.sampler,
-            num_particles=NUM_PARTICLES,
-            num_steps=num_steps,
-            pilot=program.pilot,
-        )
-        exact = jax.vmap(linear.gaussian_log_likelihood, (None, 0))
-        error = np.asarray(found.per_row - exact(self.params, self.rows))
-        return Outcome(error, float(found.stderr) * np.sqrt(len(error)), np.nan)
-
-
 class Size(NamedTuple):
     """How much is run."""
 
@@ -235,7 +114,7 @@ FULL = Size({100: 10, 1000: 10, 10_000: 10, 100_000: 4}, 10_000, 6, 100)
 def run(options: Options) -> Iterator[Table]:
     plots.load_pyplot()
     size = QUICK if options.quick else FULL
-    asked = tasks(size.num_rows)
+    asked = tasks(size.num_rows, options.data)
     found: dict[str, Measured] = {}
     # A run keeps one core busy.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -252,50 +131,6 @@ def run(options: Options) -> Iterator[Table]:
     yield coverage({name: measured.intervals for name, measured in found.items()})
 
 
-Tasks = dict[str, Experts | Generative]
-
-
-def tasks(num_rows: int) -> Tasks:
-    basis = linear.Params(filters(2, 3), jnp.asarray(0.1))
-    rows, _ = linear.sample_gaussian(jax.random.key(0), basis, num_draws=num_rows)
-    laplace = experts.Params(filters(0, 3), jnp.ones(SIZE))
-    student = experts.Params(filters(1, 3), strengths(1, 6))
-    hard = experts.Params(filters(3, 100), strengths(3, 4))
-    return {
-        "generative": Generative(basis, rows),
-        "laplace": Experts(
-            experts.laplace,
-            laplace,
-            float(experts.laplace_log_z(laplace)),
-            experts.sample_laplace,
-        ),
-        **{
-            name: Experts(
-                experts.student_t,
-                params,
-                float(experts.student_t_log_z(params)),
-                experts.sample_student_t,
-            )
-            for name, params in (("student", student), ("hard", hard))
-        },
-    }
-
-
-def filters(seed: int, condition: float) -> Array:
-    """Singular values spaced evenly in their logarithms, between random rotations."""
-    rng = np.random.default_rng(seed)
-    left, right = (np.linalg.qr(rng.normal(size=(SIZE, SIZE)))[0] for _ in range(2))
-    values = np.exp(np.linspace(-0.5, 0.5, SIZE) * np.log(condition))
-    return jnp.asarray(left * values @ right)
-
-
-def strengths(seed: int, num_heavy: int) -> Array:
-    """From .8 to 1 for experts without a mean, from 1.2 to 3 for the others."""
-    rng = np.random.default_rng(seed)
-    heavy = rng.uniform(0.8, 1, num_heavy)
-    return jnp.asarray(np.concatenate([heavy, rng.uniform(1.2, 3, SIZE - num_heavy)]))
-
-
 Found = dict[tuple[int, str], Runs]
 """By N and program."""
 
@@ -307,18 +142,21 @@ class Measured(NamedTuple):
     intervals: list[Interval]
 
 
-def measure(names: tuple[str, ...], asked: Tasks, size: Size) -> dict[str, Measured]:
+def measure(
+    names: tuple[str, ...], asked: dict[str, Task], size: Size
+) -> dict[str, Measured]:
     found = {}
     for name in names:
         task, intervals = asked[name], []
         if isinstance(task, Experts):
             keys = jax.random.split(jax.random.key(2), size.num_intervals)
-            intervals = [task.interval(key) for key in keys]
+            sampler = PROGRAMS["ours"].sampler
+            intervals = [task.interval(key, sampler, INTERVAL_STEPS) for key in keys]
         found[name] = Measured(converge(name, task, size), intervals)
     return found
 
 
-def converge(name: str, task: Experts | Generative, size: Size) -> Found:
+def converge(name: str, task: Task, size: Size) -> Found:
     """All runs of a task; of one without a figure, those of its target."""
     if name not in FIGURES:
         wanted = [(size.target, "ours")]
@@ -328,16 +166,16 @@ def converge(name: str, task: Experts | Generative, size: Size) -> Found:
         wanted = [(count, program) for count in counts for program in PROGRAMS]
     return {
         (count, program): repeat(
-            partial(task.run, program=PROGRAMS[program], num_steps=count),
+            partial(
+                task.run,
+                sampler=PROGRAMS[program].sampler,
+                pilot=PROGRAMS[program].pilot,
+                num_steps=count,
+            ),
             size.num_keys[count],
         )
         for count, program in wanted
     }
-
-
-def repeat(outcome: Callable[[PRNGKeyArray], Outcome], num_keys: int) -> Runs:
-    every = [outcome(key) for key in jax.random.split(jax.random.key(1), num_keys)]
-    return Runs(*map(np.array, zip(*every, strict=True)))
 
 
 def convergence(name: str, found: Found) -> Table:
@@ -353,7 +191,8 @@ def convergence(name: str, found: Found) -> Table:
         rows,
         "Leapfrog steps are kick-drift-kick; the thesis prints drift-kick-drift. "
         "Moves: of a particle, its pilot's included. Known: "
-        "root-mean-square errors of other instances, by other code.",
+        "root-mean-square errors by other code, which for tasks that are made here "
+        "are of other instances.",
     )
 
 
@@ -361,14 +200,13 @@ SUMMARY = ("keys", "rms error", "+-", "bias", "mean stderr", "mean ESS")
 
 
 def summary(runs: Runs) -> tuple[Any, ...]:
-    ess = float(np.mean(runs.ess))
     return (
         len(runs.error),
         runs.rms,
         runs.rms_stderr,
         float(np.mean(runs.error)),
         float(np.mean(runs.stderr)),
-        "" if np.isnan(ess) else ess,
+        float(np.mean(runs.ess)),
     )
 
 
@@ -513,6 +351,9 @@ def draw(found: dict[str, Found]) -> None:
             )
         ax.axhline(0, color="black", linewidth=0.6, zorder=0)
         ax.margins(y=0.08)
+        if name in LINEAR_WITHIN:
+            low, high = ax.get_ylim()
+            ax.set_yticks(ticks(low, high, LINEAR_WITHIN[name]))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.set_title(name)
         ax.set_xlabel("intermediate distributions")
@@ -526,3 +367,14 @@ def draw(found: dict[str, Found]) -> None:
     )
     FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, dpi=150)
+
+
+def ticks(low: float, high: float, least: float) -> list[float]:
+    """0, and powers of ten from `least` on to both sides, as far as they are seen.
+
+    >>> ticks(-20, 3, 1)
+    [-10, -1, 0, 1]
+    """
+    powers = [least * 10**place for place in range(10)]
+    every = [-power for power in reversed(powers)] + [0, *powers]
+    return [tick for tick in every if low <= tick <= high]

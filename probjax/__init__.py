@@ -88,7 +88,7 @@ from probjax.objectives.score import (
 from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
-from probjax.progress import annealing_bar, draws_bar, progress_bar
+from probjax.progress import annealing_bar, draws_bar, progress_bar, rows_bar
 from probjax.samplers import (
     HMC,
     HeatBath,
@@ -194,6 +194,7 @@ __all__ = [
     "potential",
     "potts",
     "progress_bar",
+    "rows_bar",
     "rbm",
     "recipe",
     "resume",

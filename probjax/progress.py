@@ -1,5 +1,6 @@
 """Progress bars for long runs, drawn on the host between compiled chunks."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.annealing.annealed import Annealed
+from probjax.annealing.marginal import RowsDone
 from probjax.fitting import Progress
 from probjax.samplers.run import Draws
 
@@ -43,15 +45,34 @@ def draws_bar(num_draws: int) -> Callable[[Draws], None]:
 
 
 def annealing_bar(num_steps: int) -> Callable[[Annealed], None]:
-    """A callback for `ais` that draws a tqdm bar: distributions, and effective
-    particles.
+    """A callback for `ais` and its kin that draws a tqdm bar: distributions, and
+    effective particles.
+
+    Args:
+        num_steps: of the first run; of others, as those of `ais_until`, it is seen.
     """
     bar = _bar(num_steps, "step")
 
     def show(annealed: Annealed) -> None:
         count = len(annealed.log_weights)
+        bar.total = len(annealed.plan.betas) - 1
         bar.set_postfix_str(f"ESS {float(annealed.ess):.3g} of {count}", refresh=False)
         bar.update(int(annealed.particles.step) - bar.n)
+
+    return show
+
+
+def rows_bar(num_rows: int) -> Callable[[RowsDone], None]:
+    """A callback for `marginal_log_likelihood` that draws a tqdm bar: rows, and their
+    mean so far.
+    """
+    bar = _bar(num_rows, "row")
+
+    def show(done: RowsDone) -> None:
+        if len(done.per_row):
+            mean = float(jnp.mean(done.per_row))
+            bar.set_postfix_str(f"log p {mean:.6g}", refresh=False)
+        bar.update(int(done.num_done) - bar.n)
 
     return show
 
@@ -61,4 +82,5 @@ def _bar(total: int | None, unit: str) -> Any:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("a progress bar needs tqdm: pip install tqdm") from error
-    return tqdm(total=total, unit=unit)
+    # A process without a terminal of its own may have nowhere to draw at all.
+    return tqdm(total=total, unit=unit, disable=sys.stderr is None)

@@ -1,8 +1,15 @@
+import io
+import sys
+
 import jax
 import jax.numpy as jnp
+import pytest
 
-from probjax import MPF, draws_bar, fit, ising, progress_bar, sample
-from probjax.samplers import HeatBath
+from probjax import MPF, ais, annealing_bar, draws_bar, fit, ising, progress_bar, sample
+from probjax.annealing import Bernoulli, ais_until, marginal_log_likelihood
+from probjax.connectivity import BitFlips
+from probjax.progress import rows_bar
+from probjax.samplers import HeatBath, Metropolis
 
 
 def test_bar_counts_the_steps_and_shows_the_loss(key, capsys):
@@ -36,3 +43,78 @@ def test_bar_counts_the_draws_and_shows_their_acceptance(key, capsys):
     shown = capsys.readouterr().err
     assert "5/5" in shown
     assert "accepted 1.000" in shown
+
+
+COUPLED = ising.from_matrix(jnp.array([[0.3, -0.4], [-0.4, -0.7]]))
+
+
+def annealed(key, **options):
+    return ais(
+        key,
+        ising.energy,
+        COUPLED,
+        Bernoulli(2),
+        sampler=HeatBath(),
+        num_particles=50,
+        num_steps=7,
+        pilot=None,
+        callback_every=3,
+        **options,
+    )
+
+
+def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys):
+    found = annealed(key, callback=annealing_bar(7))
+    shown = capsys.readouterr().err
+    assert "7/7" in shown
+    assert f"ESS {float(found.ess):.3g} of 50" in shown
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, lambda: None])
+def test_bar_needs_no_terminal(stream, key, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream())
+    found = annealed(key, callback=annealing_bar(7))
+    assert found.log_z == annealed(key).log_z
+
+
+def test_bar_follows_runs_that_double(key, capsys):
+    with pytest.warns(UserWarning, match="after 14 distributions"):
+        ais_until(
+            key,
+            ising.energy,
+            COUPLED,
+            Bernoulli(2),
+            stderr=1e-6,
+            sampler=HeatBath(),
+            num_particles=5,
+            num_steps=7,
+            most_steps=14,
+            pilot=None,
+            callback=annealing_bar(7),
+            callback_every=5,
+        )
+    assert "14/14" in capsys.readouterr().err
+
+
+def test_bar_counts_the_rows_and_shows_their_mean(key, capsys):
+    found = marginal_log_likelihood(
+        key,
+        coin,
+        0.5,
+        Bernoulli(1),
+        jnp.array([[0.0], [1.0], [1.0]]),
+        sampler=Metropolis(BitFlips()),
+        num_particles=5,
+        num_steps=4,
+        chunk_size=1,
+        pilot=None,
+        callback=rows_bar(3),
+        callback_every=3,
+    )
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert f"log p {float(found.per_row.mean()):.6g}" in shown
+
+
+def coin(params, x, a):
+    return params * jnp.sum((x - a) ** 2) + jnp.log(2.0)

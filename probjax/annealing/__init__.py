@@ -22,7 +22,8 @@ from probjax.annealing.bounds import sandwich as sandwich
 from probjax.annealing.evaluate import Estimate as Estimate
 from probjax.annealing.evaluate import compare as compare
 from probjax.annealing.evaluate import log_likelihood as log_likelihood
-from probjax.annealing.evaluate import (
+from probjax.annealing.marginal import RowsDone as RowsDone
+from probjax.annealing.marginal import (
     marginal_log_likelihood as marginal_log_likelihood,
 )
 from probjax.annealing.path import Geometric as Geometric
@@ -30,5 +31,5 @@ from probjax.annealing.path import Straight as Straight
 from probjax.annealing.path import linear as linear
 from probjax.annealing.path import sigmoid as sigmoid
 from probjax.annealing.path import towards_one as towards_one
-from probjax.annealing.plan import Pilot as Pilot
+from probjax.annealing.pilot import Pilot as Pilot
 from probjax.annealing.plan import Plan as Plan

@@ -30,17 +30,13 @@ from typing import Any
 import jax
 
 from probjax.annealing.annealed import Annealed, summed_up
+from probjax.annealing.checks import check_same, check_schedule, check_target
 from probjax.annealing.course import Course, Particles
-from probjax.annealing.path import Geometric, Way, check_betas
-from probjax.annealing.plan import (
-    LEAST_PARTICLES,
-    Pilot,
-    is_tunable,
-    make_plan,
-)
-from probjax.potential import check_energy, potential
+from probjax.annealing.path import Geometric, Way
+from probjax.annealing.pilot import Pilot
+from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
+from probjax.potential import potential
 from probjax.types import (
-    Array,
     ArrayLike,
     Base,
     Energy,
@@ -49,7 +45,6 @@ from probjax.types import (
     Sampler,
     State,
     check_count,
-    closed_forms,
     is_concrete,
 )
 
@@ -91,24 +86,19 @@ def ais(
     """
     path = Geometric() if path is None else path
     plan_key, start_key, run_key = jax.random.split(key, 3)
-    check_count("num_particles", num_particles)
-    check_count("num_steps", num_steps)
-    betas = check_schedule(betas, num_steps)
     if resample_below is not None and not 0 < resample_below <= 1:
         raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
-    check_target(start_key, energy, params, base, sampler)
-    plan = make_plan(
+    plan = planned(
         plan_key,
         energy,
         params,
         base,
-        None,
-        pilot=pilot,
-        path=path,
         sampler=sampler,
-        num_particles=max(num_particles, LEAST_PARTICLES),
+        num_particles=num_particles,
         num_steps=num_steps,
         betas=betas,
+        path=path,
+        pilot=pilot,
     )
     course = Course(
         energy, None, False, params, base, path, sampler, plan, resample_below
@@ -133,14 +123,17 @@ def resume_ais(
 ) -> Annealed:
     """The end of a run that a callback ended, or whose `annealed` it has saved.
 
-    With the arguments of that run it is the same to the bit.
+    With the arguments of that run it is the same to the bit. Another key, energy, base
+    or path, other params or numbers of the sampler are refused, as the weights so far
+    are not theirs.
     """
     path = Geometric() if path is None else path
-    _, _, run_key = jax.random.split(key, 3)
+    _, start_key, run_key = jax.random.split(key, 3)
     keys = jax.random.split(run_key, len(annealed.log_weights))
     course = Course(
         energy, None, False, params, base, path, sampler, annealed.plan, resample_below
     )
+    check_same(_start(course, start_key, keys), annealed.particles)
     return finish(course, keys, annealed.particles, callback, callback_every)
 
 
@@ -157,6 +150,8 @@ def ais_until(
     most_steps: int = 1_000_000,
     path: Way | None = None,
     pilot: Pilot | None = Pilot(),
+    callback: Callable[[Annealed], Any] | None = None,
+    callback_every: int = 1000,
 ) -> Annealed:
     """Run `ais` with twice as many distributions again and again.
 
@@ -167,11 +162,20 @@ def ais_until(
     Args:
         num_steps: distributions of the first run.
         most_steps: of the last one; a warning says if that was not enough.
+        callback: as that of `ais`, called in every run; if it returns True that run is
+            the last, and is returned as it is by then.
     """
     check_count("num_steps", num_steps)
     check_count("num_particles", num_particles, least=2)
     if not stderr > 0:
         raise ValueError(f"stderr must be positive, got {stderr}")
+
+    ended = False
+
+    def call(annealed):
+        nonlocal ended
+        ended = bool(callback is not None and callback(annealed))
+        return ended
 
     def run(number, num_steps):
         return ais(
@@ -184,11 +188,15 @@ def ais_until(
             num_steps=num_steps,
             path=path,
             pilot=pilot,
+            callback=None if callback is None else call,
+            callback_every=callback_every,
         )
 
     attempt = 0
     while True:
         annealed = run(attempt, num_steps)
+        if ended:
+            return annealed
         if annealed.stderr < stderr and annealed.ess >= 0.1 * num_particles:
             return run(attempt + 1, num_steps)
         if 2 * num_steps > most_steps:
@@ -202,20 +210,52 @@ def ais_until(
         attempt, num_steps = attempt + 1, 2 * num_steps
 
 
+def planned(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    base: Base,
+    *,
+    sampler: Sampler,
+    num_particles: int,
+    num_steps: int,
+    betas: ArrayLike | None,
+    path: Way,
+    pilot: Pilot | None,
+) -> Plan:
+    """The plan of a run, unless what it is made of does not go together."""
+    check_count("num_particles", num_particles)
+    check_count("num_steps", num_steps)
+    betas = check_schedule(betas, num_steps)
+    check_target(jax.random.fold_in(key, 0), energy, params, base, sampler)
+    return make_plan(
+        key,
+        energy,
+        params,
+        base,
+        None,
+        pilot=pilot,
+        path=path,
+        sampler=sampler,
+        num_particles=max(num_particles, LEAST_PARTICLES),
+        num_steps=num_steps,
+        betas=betas,
+    )
+
+
 @jax.jit
 def _start(course, key, keys):
-    x = jax.vmap(course.base.sample)(jax.random.split(key, len(keys)))
-    return course.start(keys, prepared(course, x))
+    return course.start(keys, drawn(course, key, len(keys)))
+
+
+def drawn(course: Course, key: PRNGKeyArray, count: int) -> State:
+    """Draws of the base, as the sampler wants them."""
+    return prepared(course, jax.vmap(course.base.sample)(jax.random.split(key, count)))
 
 
 def prepared(course: Course, x: State) -> State:
     """`x` as the sampler wants it."""
     return course.sampler.prepare(potential(type(course.base).energy, course.base), x)
-
-
-@jax.jit
-def _advance(course, keys, particles, last):
-    return course.run(keys, particles, last)
 
 
 def finish(
@@ -226,44 +266,30 @@ def finish(
     every: int = 1000,
 ) -> Annealed:
     """Run particles to the end, with the host in between if it is to be called."""
-    num_steps = len(course.plan.betas) - 1
     if callback is None:
-        return summed_up(course, _advance(course, keys, particles, num_steps))
+        particles, _ = go_on(course, keys, particles, None)
+        return summed_up(course, particles)
     check_count("callback_every", every)
-    if not is_concrete((course, particles)):
-        raise ValueError("ais inside jit or vmap cannot call back")
     while True:
-        last = min(int(particles.step) + every, num_steps)
-        particles = _advance(course, keys, particles, last)
+        particles, done = go_on(course, keys, particles, every)
         annealed = summed_up(course, particles)
-        if callback(annealed) or last == num_steps:
+        if callback(annealed) or done:
             return annealed
 
 
-def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
-    """`betas`, unless they are no schedule of `num_steps` weights."""
-    if betas is None:
-        return None
-    betas = check_betas(betas)
-    if len(betas) != num_steps + 1:
-        raise ValueError(
-            f"betas must be num_steps + 1 = {num_steps + 1} numbers, got {len(betas)}"
-        )
-    return betas
+def go_on(
+    course: Course, keys: PRNGKeyArray, particles: Particles, every: int | None
+) -> tuple[Particles, bool]:
+    """Particles `every` distributions on, None for all, and whether that is the end."""
+    last = len(course.plan.betas) - 1
+    if every is None:
+        return _advance(course, keys, particles, last), True
+    if not is_concrete((course, particles)):
+        raise ValueError("annealing inside jit or vmap cannot call back")
+    until = min(int(particles.step) + every, last)
+    return _advance(course, keys, particles, until), until == last
 
 
-def check_target(
-    key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
-) -> None:
-    """Refuse models, bases and samplers that do not go together."""
-    if getattr(base, "discrete", False) and is_tunable(sampler):
-        raise ValueError(
-            f"{type(base).__name__} draws discrete states, which "
-            f"{type(sampler).__name__} cannot move: use HeatBath, or a continuous base"
-        )
-    told = closed_forms(energy).get("unnormalisable")
-    if told is not None and is_concrete(params) and (why := told(params)):
-        raise ValueError(f"the model has no partition function: {why}")
-    few = jax.vmap(base.sample)(jax.random.split(key, 10))
-    few = sampler.prepare(potential(type(base).energy, base), few)
-    check_energy(energy, params, jax.tree.map(lambda rows: rows[0], few))
+@jax.jit
+def _advance(course, keys, particles, last):
+    return course.run(keys, particles, last)

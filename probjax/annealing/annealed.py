@@ -15,9 +15,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from probjax.annealing.course import NUM_BINS, Course, Particles
-from probjax.annealing.plan import (
-    Plan,
-)
+from probjax.annealing.plan import Plan
 from probjax.types import (
     Array,
     Float,
@@ -126,7 +124,7 @@ def _describe(annealed: Annealed) -> str:
     said = [f"log Z {log_z:.6g} +- {float(annealed.stderr):.2g}"]
     step = int(annealed.particles.step)
     if step < num_steps:
-        said = [f"ended at {step} of {num_steps} distributions, short of the target"]
+        said = [f"ended at {step} of {num_steps} distributions, short of the end"]
     dead = int(jnp.sum(jnp.isneginf(annealed.log_weights)))
     if dead:
         said.append(

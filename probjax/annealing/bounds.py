@@ -19,22 +19,18 @@ bidirectional Monte Carlo", arXiv:1511.02543 (2015).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import (
-    ais,
-    check_schedule,
-    check_target,
-    finish,
-    prepared,
-)
+from probjax.annealing.ais import ais, finish, planned, prepared
 from probjax.annealing.annealed import Annealed
+from probjax.annealing.checks import unending
 from probjax.annealing.course import Course
 from probjax.annealing.path import Geometric, Way
-from probjax.annealing.plan import LEAST_PARTICLES, Pilot, Plan, make_plan
+from probjax.annealing.pilot import Pilot
 from probjax.data import as_data, num_rows
 from probjax.types import (
     Array,
@@ -47,7 +43,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
 )
 
 FEW, HEALTHY = 5, 0.1
@@ -112,6 +107,8 @@ def reverse_ais(
     betas: ArrayLike | None = None,
     path: Way | None = None,
     pilot: Pilot | None = Pilot(),
+    callback: Callable[[Annealed], Any] | None = None,
+    callback_every: int = 1000,
 ) -> Annealed:
     """Estimate log Z by particles that go from the target back to the base.
 
@@ -121,27 +118,25 @@ def reverse_ais(
     Args:
         x: draws of the target, a particle each; how exact they have to be, see
             `probjax.annealing.bounds`.
+        callback: as that of `ais`; the run ends if it returns True, short of the base,
+            and cannot be resumed.
     """
-    plan_key, start_key, run_key = jax.random.split(key, 3)
+    plan_key, _, run_key = jax.random.split(key, 3)
     path = Geometric() if path is None else path
-    check_count("num_steps", num_steps)
-    betas = check_schedule(betas, num_steps)
-    check_target(start_key, energy, params, base, sampler)
-    count = num_rows(_draws(x))
-    plan = make_plan(
+    plan = planned(
         plan_key,
         energy,
         params,
         base,
-        None,
-        pilot=pilot,
-        path=path,
         sampler=sampler,
-        num_particles=max(count, LEAST_PARTICLES),
+        num_particles=num_rows(_draws(x)),
         num_steps=num_steps,
         betas=betas,
+        path=path,
+        pilot=pilot,
     )
-    return _back(run_key, energy, params, base, x, sampler, path, plan)
+    course = Course(energy, None, True, params, base, path, sampler, plan, None)
+    return _back(run_key, course, x, callback, callback_every)
 
 
 def sandwich(
@@ -157,13 +152,18 @@ def sandwich(
     betas: ArrayLike | None = None,
     path: Way | None = None,
     pilot: Pilot | None = Pilot(),
+    callback: Callable[[Annealed], Any] | None = None,
+    callback_every: int = 1000,
 ) -> Bracket:
     """Log Z from below and from above, by as many distributions each way.
 
     Args:
         x: draws of the target, which go back; see `reverse_ais`.
         num_particles: how many come from the base; None for as many as go back.
+        callback: as that of `ais`, called on the way there and then on the way back. It
+            must not return True: an interval needs both ways to their ends.
     """
+    callback = unending("sandwich", callback)
     forward_key, reverse_key = jax.random.split(key)
     path = Geometric() if path is None else path
     rows = num_rows(_draws(x))
@@ -178,8 +178,12 @@ def sandwich(
         betas=betas,
         path=path,
         pilot=pilot,
+        callback=callback,
+        callback_every=callback_every,
     )
-    reverse = _back(reverse_key, energy, params, base, x, sampler, path, forward.plan)
+    plan = forward.plan
+    course = Course(energy, None, True, params, base, path, sampler, plan, None)
+    reverse = _back(reverse_key, course, x, callback, callback_every)
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
     loose = jnp.fmin(on_average, reverse.log_z + MARKOV)
@@ -203,11 +207,10 @@ def _draws(x: State) -> Data:
     return data
 
 
-def _back(key, energy, params, base, x, sampler, path: Way, plan: Plan) -> Annealed:
-    course = Course(energy, None, True, params, base, path, sampler, plan, None)
-    x = prepared(course, base.prepare(_draws(x).x))
+def _back(key, course: Course, x: State, callback, every) -> Annealed:
+    x = prepared(course, course.base.prepare(_draws(x).x))
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
-    return finish(course, keys, _started(course, keys, x))
+    return finish(course, keys, _started(course, keys, x), callback, every)
 
 
 @jax.jit

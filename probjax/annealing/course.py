@@ -12,9 +12,7 @@ from jax.scipy.special import logsumexp
 
 from probjax import random
 from probjax.annealing.path import Way
-from probjax.annealing.plan import (
-    Plan,
-)
+from probjax.annealing.plan import Plan
 from probjax.types import (
     Array,
     Base,
@@ -52,6 +50,10 @@ class Particles(NamedTuple):
     """Acceptances, summed."""
     step: Array
     """The number of the distribution that they are to be moved at next."""
+    halfway: Float[Array, " particle"]
+    """The energies at b = 1/2 where each began, by which a run is known again."""
+    knobs: tuple[Array, ...]
+    """The sampler's numbers, likewise."""
 
 
 @recipe
@@ -85,19 +87,24 @@ class Course:
             state = sampler.init(random.fold_in(key, 2**31 - 1), model, x)
             first = self.path.first(self.energy, params, self.base, x)
             first = jnp.zeros((), kind) if self.backwards else first.astype(kind)
-            return state, _no_nan(first + self._fall(params, state, betas[0], betas[1]))
+            fall = self._fall(params, state, betas[0], betas[1])
+            halfway = self._model(params, jnp.asarray(0.5, kind))(x)
+            return state, _no_nan(first + fall), halfway
 
-        state, log_weight = jax.vmap(one, (0, self.axes, 0))(keys, self.params, x)
-        zero = jnp.zeros((), kind)
+        state, log_weight, halfway = jax.vmap(one, (0, self.axes, 0))(
+            keys, self.params, x
+        )
         return Particles(
             state,
             log_weight,
-            jnp.zeros_like(log_weight),
-            jnp.arange(size),
-            zero,
-            jnp.zeros((), int),
-            jnp.zeros(NUM_BINS, kind),
-            jnp.ones((), int),
+            lost=jnp.zeros_like(log_weight),
+            eve=jnp.arange(size),
+            settled=jnp.zeros((), kind),
+            num_resampled=jnp.zeros((), int),
+            accept=jnp.zeros(NUM_BINS, kind),
+            step=jnp.ones((), int),
+            halfway=halfway,
+            knobs=tuple(map(jnp.asarray, jax.tree.leaves(self.sampler))),
         )
 
     def run(

@@ -9,51 +9,34 @@ from both sides (`sandwich`) belongs to it. Of a generative model, each row has 
 
     log p(x) = log Z_x,    Z_x = integral of exp(-joint(x, a)) over a,
 
-by particles over `a` that start from a base, as its prior. There the same bias makes
+by particles over `a`: see `marginal_log_likelihood`. There the same bias makes
 likelihoods too low: they are bounds from below, on average.
 
 Reference: thesis, "Log Likelihood of Analysis Models", "Log Likelihood of Generative
 Models".
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from functools import partial, reduce
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.ais import (
-    check_schedule,
-    check_target,
-    prepared,
-)
-from probjax.annealing.annealed import Annealed, estimate
-from probjax.annealing.bounds import Bracket
-from probjax.annealing.course import Course
-from probjax.annealing.path import Geometric
-from probjax.annealing.plan import Pilot, make_plan
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.annealing.annealed import Annealed
+from probjax.annealing.bounds import FEW, Bracket
+from probjax.data import as_data, refuse_mask
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
     Energy,
     Float,
     Params,
-    PRNGKeyArray,
-    Sampler,
     Scalar,
-    State,
-    check_count,
     is_concrete,
 )
-
-AT_ONCE = 2**15
-PILOT_GROUPS, PILOT_PARTICLES = 16, 32
 
 
 class Estimate(NamedTuple):
@@ -69,11 +52,18 @@ class Estimate(NamedTuple):
     """...above; NaN where one side was not bounded."""
     per_row: Float[Array, " row"]
     """The same of each row."""
-    weights: Float[Array, " row"] | None
+    weights: Float[Array, " row"] | None = None
     """How much each counts."""
+    common: Scalar | float = 0.0
+    """What of `stderr` is the same error in all rows, as that of one log Z."""
+    ess: Float[Array, "..."] | float = math.nan
+    """Effective particles of each row; where one log Z serves all, of its run."""
 
     def describe(self) -> str:
-        """In words."""
+        """In words: the estimate, and whether it is to be trusted."""
+        return "; ".join(filter(None, (self._said(), self._doubt())))
+
+    def _said(self):
         said = f"{float(self.value):.6g} +- {float(self.stderr):.2g} nats per row"
         low, high = float(self.lower), float(self.upper)
         if low == low and high == high:
@@ -82,16 +72,25 @@ class Estimate(NamedTuple):
             return f"{said}, a bound from below: no less than {low:.6g}"
         return f"{said}, from one side only: sandwich tells how far it may be off"
 
-
-@dataclass(frozen=True)
-class Conditioned:
-    """The joint energy of a generative model as that of its latents, given a row."""
-
-    joint: Callable[..., Scalar]
-
-    def __call__(self, args: tuple[Params, State], a: State) -> Scalar:
-        params, x = args
-        return self.joint(params, x, a)
+    def _doubt(self):
+        ess = np.asarray(self.ess)
+        num_few = int(np.sum(ess < FEW))
+        if not num_few:
+            return ""
+        if ess.ndim:
+            return (
+                f"{num_few:,} of {len(ess):,} rows have fewer than {FEW} effective "
+                "particles and are not to be trusted: take more distributions"
+            )
+        if np.isnan(self.upper):
+            return (
+                f"log Z is not to be trusted, by {float(ess):.2g} effective particles: "
+                "take more distributions"
+            )
+        return (
+            f"trust the interval alone, as one of its sides has {float(ess):.2g} "
+            "effective particles"
+        )
 
 
 def log_likelihood(
@@ -104,12 +103,13 @@ def log_likelihood(
     """
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
-    for side in annealed if isinstance(annealed, Bracket) else (annealed,):
+    two_sided = isinstance(annealed, Bracket)
+    sides = (annealed.forward, annealed.reverse) if two_sided else (annealed,)
+    for side in sides:
         _check_finished(side)
     minus_energy = -_energies(energy, params, data.x)
     mean = jnp.average(minus_energy, weights=data.weights)
     unknown = jnp.full_like(mean, jnp.nan)
-    two_sided = isinstance(annealed, Bracket)
     return Estimate(
         value=mean - annealed.log_z,
         stderr=annealed.stderr,
@@ -117,6 +117,8 @@ def log_likelihood(
         upper=mean - annealed.lower if two_sided else unknown,
         per_row=minus_energy - annealed.log_z,
         weights=data.weights,
+        common=annealed.stderr,
+        ess=reduce(jnp.minimum, (side.ess for side in sides)),
     )
 
 
@@ -125,115 +127,50 @@ def _energies(energy, params, x):
     return jax.vmap(energy, (None, 0))(params, x)
 
 
-def marginal_log_likelihood(
-    key: PRNGKeyArray,
-    joint: Callable[..., Scalar],
-    params: Params,
-    base: Base,
-    data: ArrayLike | Data,
-    *,
-    sampler: Sampler,
-    num_particles: int,
-    num_steps: int,
-    betas: ArrayLike | None = None,
-    pilot: Pilot | None = Pilot(),
-    chunk_size: int | None = None,
-) -> Estimate:
-    """The mean of log p(x) over rows, latents integrated out row by row.
-
-    All rows and particles run together, by one plan that is found on a few of the rows.
-
-    Args:
-        joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
-        base: over the latents `a`, as their prior.
-        num_particles: of each row.
-        chunk_size: how many rows at once; None for as many as 32,768 particles serve.
-    """
-    data = as_data(data)
-    refuse_mask(data, "log p is of complete rows")
-    check_count("num_particles", num_particles)
-    check_count("num_steps", num_steps)
-    if chunk_size is None:
-        chunk_size = max(1, AT_ONCE // num_particles)
-    check_count("chunk_size", chunk_size)
-    betas = check_schedule(betas, num_steps)
-    plan_key, run_key = jax.random.split(key)
-    rows = num_rows(data)
-    chunk_size = min(chunk_size, rows)
-    energy = Conditioned(joint)
-    check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
-    chosen = jnp.arange(PILOT_GROUPS) * rows // PILOT_GROUPS
-    plan = make_plan(
-        plan_key,
-        energy,
-        (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),
-        base,
-        (None, 0),
-        num_groups=PILOT_GROUPS,
-        pilot=pilot,
-        path=Geometric(),
-        sampler=sampler,
-        num_particles=PILOT_GROUPS * PILOT_PARTICLES,
-        num_steps=num_steps,
-        betas=betas,
-    )
-    parts = []
-    for first in range(0, rows, chunk_size):
-        # The last chunk is filled up with its last row, so that one program serves all.
-        numbers = jnp.minimum(first + jnp.arange(chunk_size), rows - 1)
-        x = _taken(data.x, jnp.repeat(numbers, num_particles))
-        course = Course(
-            energy,
-            (None, 0),
-            False,
-            (params, x),
-            base,
-            Geometric(),
-            sampler,
-            plan,
-            None,
-        )
-        chunk_key = jax.random.fold_in(run_key, first)
-        parts.append(_rows_of(course, chunk_key, num_particles))
-    per_row, errors = (
-        jnp.concatenate(part)[:rows] for part in zip(*parts, strict=True)
-    )
-    weights = data.weights
-    value = jnp.average(per_row, weights=weights)
-    shares = jnp.ones(rows) if weights is None else weights
-    shares = shares / shares.sum()
-    stderr = jnp.sqrt(jnp.sum((shares * errors) ** 2))
-    upper = jnp.full_like(value, jnp.nan)
-    return Estimate(value, stderr, value - 2 * stderr, upper, per_row, weights)
-
-
 def compare(first: Estimate, second: Estimate) -> Estimate:
     """How much more likely the rows are under the first model, row by row.
 
-    Both must be of the same rows in the same order. The error is that of a mean over
-    rows drawn anew, and of both estimates: the rows' own variation, which both share,
-    is not in it. Sides are bounded for these rows, where both models' are.
+    Both must be of the same rows in the same order. With d_i the difference of row i,
+
+        value = mean d_i,    stderr^2 = var(d_i) / n + common_1^2 + common_2^2,
+
+    the error of a mean over rows drawn anew. What varies from row to row and is the
+    same under both models is not in it. What each row is estimated wrong by on its own
+    is, as it scatters the d_i; only an error that all rows have in common does not, and
+    is added. Sides are bounded for these rows, where both models' are.
     """
     if len(first.per_row) != len(second.per_row):
         raise ValueError(
             f"both must be of the same rows, got {len(first.per_row)} and "
             f"{len(second.per_row)}"
         )
-    apart = first.per_row - second.per_row
-    rows = len(apart)
     weights = first.weights
     both = [each.weights for each in (first, second) if each.weights is not None]
     if len(both) == 1 or (both and not np.array_equal(both[0], both[1])):
         raise ValueError("both must be of rows with the same weights")
-    shares = jnp.ones(rows) if weights is None else weights
-    shares = shares / shares.sum()
+    apart = first.per_row - second.per_row
+    shares = shares_of(weights, len(apart))
     value = jnp.sum(shares * apart)
     # Of n equal rows this is the usual variance of a mean, n - 1 and all.
     grown = 1 / (1 - jnp.sum(shares**2))
     drawn = jnp.sum(shares**2 * (apart - value) ** 2) * grown
-    stderr = jnp.sqrt(drawn + first.stderr**2 + second.stderr**2)
-    lower, upper = first.lower - second.upper, first.upper - second.lower
-    return Estimate(value, stderr, lower, upper, apart, weights)
+    common = jnp.hypot(first.common, second.common)
+    return Estimate(
+        value=value,
+        stderr=jnp.sqrt(drawn + common**2),
+        lower=first.lower - second.upper,
+        upper=first.upper - second.lower,
+        per_row=apart,
+        weights=weights,
+        common=common,
+        ess=jnp.fmin(first.ess, second.ess),
+    )
+
+
+def shares_of(weights: Float[Array, " row"] | None, count: int) -> Float[Array, " row"]:
+    """What each of `count` rows counts, of 1 in all."""
+    weights = jnp.ones(count) if weights is None else weights
+    return weights / weights.sum()
 
 
 def _check_finished(annealed):
@@ -244,27 +181,3 @@ def _check_finished(annealed):
         raise ValueError(
             f"annealed ended at {step} of {last} distributions: resume_ais goes on"
         )
-
-
-def _row(x: State, number: int) -> State:
-    return jax.tree.map(lambda leaf: leaf[number], x)
-
-
-def _taken(x: State, numbers: Array) -> State:
-    return jax.tree.map(lambda leaf: leaf[numbers], x)
-
-
-@partial(jax.jit, static_argnums=2)
-def _rows_of(course: Course, key: PRNGKeyArray, num_particles: int) -> Any:
-    count = len(jax.tree.leaves(course.params[1])[0])
-    start_key, run_key = jax.random.split(key)
-    keys = jax.random.split(run_key, count)
-    a = jax.vmap(course.base.sample)(jax.random.split(start_key, count))
-    particles = course.start(keys, prepared(course, a))
-    particles = course.run(keys, particles, len(course.plan.betas) - 1)
-    log_weights = (particles.log_weight + particles.lost).reshape(-1, num_particles)
-    none = jnp.arange(num_particles)
-    log_z, stderr, _ = jax.vmap(estimate, (0, None, None))(
-        log_weights, none, jnp.zeros((), int)
-    )
-    return course.base.log_z + log_z, stderr

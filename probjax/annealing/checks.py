@@ -1,0 +1,135 @@
+"""What annealing refuses at the door: what does not go together, in a sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from probjax.annealing.course import Particles
+from probjax.annealing.path import check_betas
+from probjax.annealing.pilot import is_tunable
+from probjax.potential import check_energy, potential
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Base,
+    Energy,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    State,
+    closed_forms,
+    is_concrete,
+)
+
+
+def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
+    """`betas`, unless they are no schedule of `num_steps` weights."""
+    if betas is None:
+        return None
+    betas = check_betas(betas)
+    if len(betas) != num_steps + 1:
+        raise ValueError(
+            f"betas must be num_steps + 1 = {num_steps + 1} numbers, got {len(betas)}"
+        )
+    return betas
+
+
+def check_target(
+    key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
+) -> None:
+    """Refuse models, bases and samplers that do not go together."""
+    told = closed_forms(energy).get("unnormalisable")
+    if told is not None and is_concrete(params) and (why := told(params)):
+        raise ValueError(f"the model has no partition function: {why}")
+    few = jax.vmap(base.sample)(jax.random.split(key, 10))
+    if getattr(base, "discrete", False):
+        few = _discrete(key, base, sampler, few)
+    else:
+        few = _continuous(base, sampler, few)
+    check_energy(energy, params, _first(few))
+
+
+def _discrete(key: PRNGKeyArray, base: Base, sampler: Sampler, few: State) -> State:
+    # A ladder of temperatures moves as the sampler within.
+    mover = getattr(sampler, "sampler", sampler)
+    model = potential(type(base).energy, base)
+    message = (
+        f"{type(base).__name__} draws discrete states, which {_named(mover)} cannot "
+        "move: use HeatBath, or a continuous base"
+    )
+    if is_tunable(mover):
+        raise ValueError(message)
+    few = sampler.prepare(model, few)
+    connectivity = getattr(mover, "connectivity", None)
+    if connectivity is None:
+        return few
+    first = _first(few)
+    near = connectivity.states(first, connectivity.draw(key, model, first)).x
+    try:
+        base.prepare(near)
+    except ValueError as error:
+        raise ValueError(message) from error
+    return few
+
+
+def _continuous(base: Base, sampler: Sampler, few: State) -> State:
+    try:
+        return sampler.prepare(potential(type(base).energy, base), few)
+    except ValueError as error:
+        # What has a step size is made for them, and says itself what is wrong.
+        if is_tunable(sampler):
+            raise
+        raise ValueError(
+            f"{type(base).__name__} draws continuous states, which {_named(sampler)} "
+            "cannot move: use HMC, or a discrete base"
+        ) from error
+
+
+def check_same(begun: Particles, kept: Particles) -> None:
+    """Refuse to go on with particles other than those that began as `begun` did."""
+    if not is_concrete((begun, kept)):
+        return
+    same = (
+        _form(begun) == _form(kept)
+        and np.allclose(begun.halfway, kept.halfway, 1e-3, 1e-3, equal_nan=True)
+        and all(map(np.array_equal, begun.knobs, kept.knobs))
+    )
+    if not same:
+        raise ValueError(
+            "a run can only be resumed with its own key, energy, params, base, path "
+            "and sampler: with others, begin anew with ais"
+        )
+
+
+def unending(
+    name: str, callback: Callable[[Any], Any] | None
+) -> Callable[[Any], None] | None:
+    """`callback` for a driver that knows nothing before its end."""
+    if callback is None:
+        return None
+
+    def call(told):
+        if callback(told):
+            raise ValueError(
+                f"{name} has no estimate before its end: its callback must not return "
+                "True"
+            )
+
+    return call
+
+
+def _form(particles):
+    leaves, form = jax.tree.flatten(particles)
+    return form, [np.shape(leaf) for leaf in leaves]
+
+
+def _named(sampler):
+    connectivity = getattr(sampler, "connectivity", None)
+    over = "" if connectivity is None else f" over {type(connectivity).__name__}"
+    return type(sampler).__name__ + over
+
+
+def _first(rows):
+    return jax.tree.map(lambda leaf: leaf[0], rows)

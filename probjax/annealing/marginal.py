@@ -1,0 +1,207 @@
+"""Log-likelihoods of generative models, latents integrated out row by row.
+
+    log p(x) = log Z_x,    Z_x = integral of exp(-joint(x, a)) over a.
+
+Every row has particles of its own over `a`, which start from a base, as its prior. All
+rows follow one plan. Logarithms of mean weights are biased low: they are bounds from
+below, on average.
+
+Reference: thesis, "Log Likelihood of Generative Models".
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.annealing.ais import drawn, go_on
+from probjax.annealing.annealed import estimate
+from probjax.annealing.checks import check_schedule, check_target, unending
+from probjax.annealing.course import Course
+from probjax.annealing.evaluate import Estimate, shares_of
+from probjax.annealing.path import Geometric
+from probjax.annealing.pilot import Pilot
+from probjax.annealing.plan import make_plan
+from probjax.data import as_data, num_rows, refuse_mask
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Base,
+    Data,
+    Float,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    Scalar,
+    State,
+    check_count,
+)
+
+AT_ONCE = 2**15
+PILOT_GROUPS, PILOT_PARTICLES = 16, 32
+
+
+class RowsDone(NamedTuple):
+    """How far `marginal_log_likelihood` is."""
+
+    num_rows: int
+    """How many there are."""
+    num_done: float
+    """How many are done; those on their way count by how much of it they have done."""
+    per_row: Float[Array, " row"]
+    """log p(x) of those that are at its end."""
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """The joint energy of a generative model as that of its latents, given a row."""
+
+    joint: Callable[..., Scalar]
+
+    def __call__(self, args: tuple[Params, State], a: State) -> Scalar:
+        params, x = args
+        return self.joint(params, x, a)
+
+
+def marginal_log_likelihood(
+    key: PRNGKeyArray,
+    joint: Callable[..., Scalar],
+    params: Params,
+    base: Base,
+    data: ArrayLike | Data,
+    *,
+    sampler: Sampler,
+    num_particles: int,
+    num_steps: int,
+    betas: ArrayLike | None = None,
+    pilot: Pilot | None = Pilot(),
+    chunk_size: int | None = None,
+    callback: Callable[[RowsDone], Any] | None = None,
+    callback_every: int = 1000,
+) -> Estimate:
+    """The mean of log p(x) over rows, latents integrated out row by row.
+
+    All rows and particles run together, by one plan that is found on a few of the rows.
+
+    Args:
+        joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
+        base: over the latents `a`, as their prior.
+        num_particles: of each row.
+        chunk_size: how many rows at once; None for as many as 32,768 particles serve.
+        callback: called on the host after every `callback_every` distributions of a
+            chunk, and at its end, as `rows_bar(num_rows)`. It must not return True:
+            there is no mean of some of the rows.
+    """
+    callback = unending("marginal_log_likelihood", callback)
+    check_count("callback_every", callback_every)
+    data = as_data(data)
+    refuse_mask(data, "log p is of complete rows")
+    check_count("num_particles", num_particles)
+    check_count("num_steps", num_steps)
+    if chunk_size is None:
+        chunk_size = max(1, AT_ONCE // num_particles)
+    check_count("chunk_size", chunk_size)
+    plan_key, run_key = jax.random.split(key)
+    energy, rows = Conditioned(joint), num_rows(data)
+    check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
+    chosen = jnp.arange(PILOT_GROUPS) * rows // PILOT_GROUPS
+    plan = make_plan(
+        plan_key,
+        energy,
+        (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),
+        base,
+        (None, 0),
+        num_groups=PILOT_GROUPS,
+        pilot=pilot,
+        path=Geometric(),
+        sampler=sampler,
+        num_particles=PILOT_GROUPS * PILOT_PARTICLES,
+        num_steps=num_steps,
+        betas=check_schedule(betas, num_steps),
+    )
+
+    def course(numbers):
+        given = (params, _taken(data.x, jnp.repeat(numbers, num_particles)))
+        path = Geometric()
+        return Course(energy, (None, 0), False, given, base, path, sampler, plan, None)
+
+    every = None if callback is None else callback_every
+    found = _in_chunks(
+        run_key, course, rows, min(chunk_size, rows), num_particles, callback, every
+    )
+    value = jnp.average(found.log_z, weights=data.weights)
+    errors = shares_of(data.weights, rows) * found.stderr
+    stderr = jnp.sqrt(jnp.sum(errors**2))
+    return Estimate(
+        value=value,
+        stderr=stderr,
+        lower=value - 2 * stderr,
+        upper=jnp.full_like(value, jnp.nan),
+        per_row=found.log_z,
+        weights=data.weights,
+        common=jnp.zeros_like(value),
+        ess=found.ess,
+    )
+
+
+class _Rows(NamedTuple):
+    """What particles tell of rows that are done."""
+
+    log_z: Array
+    stderr: Array
+    ess: Array
+
+
+def _in_chunks(key, course, rows, size, num_particles, callback, every) -> _Rows:
+    parts = []
+    for first in range(0, rows, size):
+        # The last chunk is filled up with its last row, so that one program serves all.
+        now = course(jnp.minimum(first + jnp.arange(size), rows - 1))
+        keys, particles = _begin(now, jax.random.fold_in(key, first))
+        done = False
+        while not done:
+            particles, done = go_on(now, keys, particles, every)
+            if done:
+                parts.append(_rows_of(now, particles, num_particles))
+            if callback is not None:
+                share = 1 if done else int(particles.step) / len(now.plan.betas)
+                callback(_told(parts, first, min(first + size, rows), share, rows))
+    return _joined(parts, rows)
+
+
+def _told(parts, first, last, share, rows):
+    per_row = _joined(parts, rows).log_z if parts else jnp.zeros(0)
+    return RowsDone(rows, first + share * (last - first), per_row)
+
+
+def _joined(parts, rows):
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:rows], *parts)
+
+
+def _row(x: State, number: int) -> State:
+    return jax.tree.map(lambda leaf: leaf[number], x)
+
+
+def _taken(x: State, numbers: Array) -> State:
+    return jax.tree.map(lambda leaf: leaf[numbers], x)
+
+
+@jax.jit
+def _begin(course, key):
+    count = len(jax.tree.leaves(course.params[1])[0])
+    start_key, run_key = jax.random.split(key)
+    keys = jax.random.split(run_key, count)
+    return keys, course.start(keys, drawn(course, start_key, count))
+
+
+@partial(jax.jit, static_argnums=2)
+def _rows_of(course, particles, num_particles):
+    log_weights = (particles.log_weight + particles.lost).reshape(-1, num_particles)
+    none = jnp.arange(num_particles)
+    log_z, stderr, ess = jax.vmap(estimate, (0, None, None))(
+        log_weights, none, jnp.zeros((), int)
+    )
+    return _Rows(course.base.log_z + log_z, stderr, ess)

@@ -1,0 +1,272 @@
+from functools import partial
+from typing import ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from annealing_models import (
+    GAUSSIAN,
+    MACHINE,
+    PARAMS,
+    SPINS,
+    UNCOUPLED,
+    assert_mean_is,
+    crooked,
+    crooked_log_z,
+)
+
+from probjax import HMC, HeatBath, Metropolis, exact, ising, rbm
+from probjax.annealing import (
+    Bernoulli,
+    Gaussian,
+    Geometric,
+    Straight,
+    ais,
+    reverse_ais,
+)
+from probjax.annealing.course import _add
+from probjax.connectivity import BitFlips
+from probjax.samplers import Momentum, reduced_flip
+from probjax.types import recipe
+
+
+def same_as_base(base, x):
+    return base.energy(x) + 3.0
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 50])
+def test_a_base_that_is_the_target_gives_every_particle_its_log_z(num_steps, key, x64):
+    base = Gaussian(3, jnp.arange(3.0), jnp.array([0.5, 1.0, 2.0]))
+    found = ais(
+        key,
+        same_as_base,
+        base,
+        base,
+        sampler=HMC(0.3),
+        num_particles=20,
+        num_steps=num_steps,
+    )
+    np.testing.assert_allclose(found.log_weights, base.log_z - 3, rtol=1e-12)
+    np.testing.assert_allclose(found.log_z, base.log_z - 3, rtol=1e-12)
+    assert found.stderr < 1e-10
+    np.testing.assert_allclose(found.ess, 20)
+
+
+@pytest.mark.parametrize("num_steps", [3, 5, 10])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        HMC(0.6),
+        HMC(0.5, num_steps=2, flip=reduced_flip, momentum=Momentum(0.3, every=2)),
+    ],
+    ids=["HMC", "reduced"],
+)
+def test_the_mean_weight_of_a_million_particles_is_z(sampler, num_steps, key):
+    found = ais(
+        key,
+        crooked,
+        PARAMS,
+        GAUSSIAN,
+        sampler=sampler,
+        num_particles=1_000_000,
+        num_steps=num_steps,
+        pilot=None,
+    )
+    assert_mean_is(found.log_weights, crooked_log_z(PARAMS))
+
+
+@pytest.mark.parametrize("num_steps", [3, 5, 10])
+@pytest.mark.parametrize(
+    "sampler", [HeatBath(), Metropolis(BitFlips())], ids=["heat", "flips"]
+)
+def test_the_mean_weight_of_discrete_particles_is_z(sampler, num_steps, key):
+    base = Bernoulli(4, jnp.array([0.5, -0.5, 0.0, 1.0]))
+    found = ais(
+        key,
+        ising.energy,
+        SPINS,
+        base,
+        sampler=sampler,
+        num_particles=1_000_000,
+        num_steps=num_steps,
+        pilot=None,
+    )
+    assert_mean_is(found.log_weights, float(exact.log_z(ising.energy, SPINS, 4)))
+
+
+@recipe
+class Late:
+    """Moves to where the next weight leads before it is added: the classical mistake.
+
+    Args:
+        step: from one beta to the next.
+    """
+
+    step: float
+    lasting: ClassVar[bool] = True
+
+    def model(self, energy, params, base, beta):
+        beta = jnp.minimum(beta + self.step, 1)
+        return Geometric().model(energy, params, base, beta)
+
+    def first(self, energy, params, base, x):
+        return Geometric().first(energy, params, base, x)
+
+    def fall(self, energy, params, base, state, here, there):
+        return Geometric().fall(energy, params, base, state, here, there)
+
+
+@pytest.mark.parametrize("num_steps", [3, 5, 10])
+def test_a_weight_that_comes_after_the_move_is_caught(num_steps, key):
+    """What the tests above would make of it, for both kinds of states."""
+    options = dict(num_particles=1_000_000, num_steps=num_steps, pilot=None)
+    late = Late(1 / num_steps)
+    run = partial(ais, key, crooked, PARAMS, GAUSSIAN, sampler=HMC(0.6), **options)
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_mean_is(run(path=late).log_weights, crooked_log_z(PARAMS))
+    base = Bernoulli(4, jnp.array([0.5, -0.5, 0.0, 1.0]))
+    run = partial(ais, key, ising.energy, SPINS, base, sampler=HeatBath(), **options)
+    log_z = float(exact.log_z(ising.energy, SPINS, 4))
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_mean_is(run(path=late).log_weights, log_z)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_backwards_the_mean_weight_is_one_over_z(num_steps, key):
+    x = exact.sample(key, ising.energy, SPINS, 4, num_draws=300_000)
+    found = reverse_ais(
+        key,
+        ising.energy,
+        SPINS,
+        Bernoulli(4),
+        x,
+        sampler=HeatBath(),
+        num_steps=num_steps,
+        pilot=None,
+    )
+    log_z = float(exact.log_z(ising.energy, SPINS, 4))
+    assert_mean_is(found.log_weights, -log_z)
+    assert found.bound > log_z
+
+
+@pytest.mark.parametrize(
+    "path",
+    [Straight(UNCOUPLED), rbm.Growth(UNCOUPLED.visible_bias, UNCOUPLED.hidden_bias)],
+    ids=["straight", "growth"],
+)
+def test_parameters_may_move_instead_of_weights(path, key):
+    """The classical way of RBMs, forth and back, from a base of any odds."""
+    log_z = float(rbm.log_z(MACHINE))
+    options = dict(sampler=rbm.BlockGibbs(), num_steps=5, path=path, pilot=None)
+    for base in (Bernoulli(6, UNCOUPLED.visible_bias), Bernoulli(6)):
+        found = ais(key, rbm.energy, MACHINE, base, num_particles=200_000, **options)
+        assert_mean_is(found.log_weights, log_z)
+        x = exact.sample(key, rbm.energy, MACHINE, 6, num_draws=200_000)
+        back = reverse_ais(key, rbm.energy, MACHINE, base, x, **options)
+        assert_mean_is(back.log_weights, -log_z)
+
+
+@pytest.mark.parametrize("hidden", [None, UNCOUPLED.hidden_bias], ids=["0", "given"])
+def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
+    machine, uncoupled, hidden = jax.tree.map(
+        lambda leaf: leaf.astype(float), (MACHINE, UNCOUPLED, hidden)
+    )
+    odds = uncoupled.visible_bias
+    start = uncoupled._replace(hidden_bias=jnp.zeros(3) if hidden is None else hidden)
+    both = (Straight(start), rbm.Growth(odds, hidden))
+    args = (rbm.energy, machine, Bernoulli(6, odds + 1))
+    x = exact.states(6)
+
+    def seen(path, here, there):
+        model = path.model(*args, here)
+        sampler = rbm.BlockGibbs()
+
+        def one(key, x):
+            state = sampler.init(key, model, x)
+            there_too = sampler.step(key, model, state)[0].x
+            fall = path.fall(*args, state, here, there)
+            return model(x), path.first(*args, x), fall, there_too
+
+        return jax.vmap(one)(jax.random.split(jax.random.key(0), len(x)), x)
+
+    for here, there in ((0.0, 0.2), (0.5, 0.4), (0.9, 1.0)):
+        straight, growth = (seen(path, here, there) for path in both)
+        chex.assert_trees_all_close(growth, straight, rtol=1e-12, atol=1e-12)
+
+
+def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
+    run = partial(
+        ais,
+        energy=crooked,
+        params=PARAMS,
+        base=GAUSSIAN,
+        sampler=HMC(0.6),
+        num_particles=20,
+        num_steps=6,
+        pilot=None,
+        resample_below=0.8,
+    )
+    found = jax.jit(jax.vmap(run))(jax.random.split(key, 4000))
+    assert found.particles.num_resampled.mean() > 0.5
+    assert_mean_is(found.log_z, crooked_log_z(PARAMS))
+    claimed = np.sqrt(np.mean(np.square(found.stderr)))
+    np.testing.assert_allclose(found.log_z.std(), claimed, rtol=0.1)
+
+
+def test_errors_are_what_runs_scatter_by(key):
+    run = partial(
+        ais,
+        energy=crooked,
+        params=PARAMS,
+        base=GAUSSIAN,
+        sampler=HMC(0.6),
+        num_particles=100,
+        num_steps=10,
+        pilot=None,
+    )
+    found = jax.jit(jax.vmap(run))(jax.random.split(key, 1000))
+    off = (np.asarray(found.log_z) - crooked_log_z(PARAMS)) / np.asarray(found.stderr)
+    assert abs(np.mean(np.abs(off) < 2) - 0.954) < 0.03
+
+
+def test_both_precisions_find_the_same_log_z(key):
+    def run():
+        base = Gaussian(2, jnp.array([0.4, -0.3]), jnp.array([1.3, 0.8]))
+        params = (jnp.asarray(0.8), jnp.asarray(0.5))
+        return ais(
+            key,
+            crooked,
+            params,
+            base,
+            sampler=HMC(0.6),
+            num_particles=200,
+            num_steps=5000,
+            pilot=None,
+        )
+
+    single = run()
+    with jax.enable_x64(True):
+        double = run()
+    assert single.log_weights.dtype == jnp.float32
+    assert double.log_weights.dtype == np.float64
+    error = np.hypot(single.stderr, double.stderr)
+    assert abs(float(single.log_z) - float(double.log_z)) < 3 * error < 0.05
+
+
+def test_sums_of_many_keep_what_rounding_would_lose(key):
+    changes = np.asarray(jax.random.normal(key, (100_000,))) * 1e-3
+    carry = (jnp.asarray(300.0), jnp.zeros(()))
+
+    @jax.jit
+    def total(changes):
+        def add(carry, change):
+            return _add(*carry, change), None
+
+        return sum(jax.lax.scan(add, carry, changes)[0])
+
+    truth = 300 + changes.astype(float).sum()
+    assert abs(float(total(changes)) - truth) < 1e-4
+    naive = jax.jit(lambda c: jax.lax.scan(lambda t, x: (t + x, None), 300.0, c)[0])
+    assert abs(float(naive(changes)) - truth) > 1e-3
