@@ -303,7 +303,8 @@ class Optax:
         return OptaxState(point, point, value, still, false, false, inner)
 
     def tick(self, problem: Problem, state: OptaxState) -> OptaxState:
-        def value_fn(point, data=None):
+        # Line searches insist that it takes whatever they are given.
+        def value_fn(point, data=None, to_params=None):
             return problem.loss(point)
 
         value, gradient = problem.evaluate(state.point)

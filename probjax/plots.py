@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from probjax.goodness import Comparison
+from probjax.models import hopfield
 from probjax.types import ArrayLike
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
@@ -63,6 +64,48 @@ def couplings(matrix: ArrayLike, *, ax: Any = None, limit: float | None = None) 
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     ax.set_xticks([])
     ax.set_yticks([])
+    return ax
+
+
+def capacity(
+    found: hopfield.Capacity,
+    *,
+    ax: Any = None,
+    label: str | None = None,
+    color: str = BLUE,
+) -> Any:
+    """The share of random patterns stored against how many there were."""
+    ax = _axes(ax)
+    ax.plot(found.num_patterns, found.patterns, color=color, label=label)
+    return _shares(ax, "patterns to store", "share stored")
+
+
+def recovery(
+    found: hopfield.Recovery,
+    *,
+    ax: Any = None,
+    label: str | None = None,
+    color: str = BLUE,
+    marker: str = "o",
+) -> Any:
+    """The share of patterns recovered exactly against their flipped bits."""
+    ax = _axes(ax)
+    ax.plot(
+        found.num_flips,
+        found.exact,
+        color=color,
+        marker=marker,
+        markersize=3.5,
+        label=label,
+    )
+    return _shares(ax, "flipped bits", "share recovered exactly")
+
+
+def _shares(ax, xlabel, ylabel):
+    ax.set_ylim(-0.03, 1.03)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 

@@ -197,7 +197,7 @@ def _advance(plan, key, run, params, data, limit):
                 run.round_step,
                 size=plan.batch_size,
             )
-            rows = Data(take(data.x, chosen))
+            rows = Data(take(data.x, chosen), mask=take(data.mask, chosen))
             context = context._replace(rows=take(context.rows, chosen))
         method = space.method.tick(_problem(plan, space, rows, context), run.method)
         norm = space.gradient_norm(method)

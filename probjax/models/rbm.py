@@ -34,6 +34,7 @@ from probjax import random
 from probjax.connectivity.flips import binary
 from probjax.exact import enumeration
 from probjax.potential import Potential, potential
+from probjax.samplers.lazily import together
 from probjax.types import (
     Array,
     Base,
@@ -260,10 +261,9 @@ class Growth:
         whole = getattr(state, "field", None)
         whole = _state(params, state.x).field if whole is None else whole
         tilt = (params.visible_bias - self.visible) @ state.x
-        # The difference of two softplus, without two large numbers that cancel.
-        now = jax.nn.sigmoid(self._machine(params, here).field(whole))
-        growth = now * jnp.expm1((there - here) * (whole - self._hidden(params)))
-        return (there - here) * tilt + jnp.sum(jnp.log1p(growth))
+        now = self._machine(params, here).field(whole)
+        rise = (there - here) * (whole - self._hidden(params))
+        return (there - here) * tilt + jnp.sum(_softplus_rise(now, rise))
 
     def _hidden(self, params):
         return (
@@ -272,6 +272,20 @@ class Growth:
 
     def _machine(self, params, share):
         return Grown(params, self.visible, self._hidden(params), share)
+
+
+def _softplus_rise(value, rise):
+    """softplus(value + rise) - softplus(value), where small to its last digits."""
+    small = jnp.abs(rise) <= 1
+    change = jnp.expm1(jnp.where(small, rise, 0))
+    near = jnp.log1p(jax.nn.sigmoid(value) * change)
+    # Schedules worth the name hardly ever need the other form.
+    far = together(_softplus_difference, ~small.all(), value, rise)
+    return jnp.where(small, near, far)
+
+
+def _softplus_difference(value, rise):
+    return jax.nn.softplus(value + rise) - jax.nn.softplus(value)
 
 
 def _state(params, x):

@@ -6,8 +6,10 @@ Streamed    A of a large model: made in chunks of rows where it is needed, and i
 Known       G, as a matrix that a user gives.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Protocol
 
 import jax
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.fitting import of_kind
 from probjax.natural.scores import AnyScores, Given, Metric, Scores, as_scores
 from probjax.rows import cut_chunk
 from probjax.types import (
@@ -30,7 +33,7 @@ from probjax.types import (
     static,
 )
 
-MOST_ENTRIES, CHUNK_ENTRIES = 2**27, 2**24
+MOST_ENTRIES, CHUNK_ENTRIES, MOST_PARAMETERS = 2**27, 2**24, 2**14
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -67,9 +70,26 @@ def metric(
         centred: whether the mean score is taken off; None as `scores` have it.
         chunk_size: rows at a time.
     """
-    linear = linearised(scores, params, data, centred=centred, chunk_size=chunk_size)
+    scores, data = as_scores(scores, centred), as_data(data)
+    refuse_mask(data, "scores are of complete rows")
+    check_fits(sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)))
+    return _metric(scores, params, data, chunk_size)
+
+
+@partial(jax.jit, static_argnums=3)
+def _metric(scores, params, data, chunk_size):
+    linear = linearised(scores, params, data, chunk_size=chunk_size)
     (whole,) = linear.squares((tuple(range(len(jax.tree.leaves(params)))),))
     return whole
+
+
+def check_fits(size: int) -> None:
+    """Refuse a metric that is too large to be a matrix."""
+    if size > MOST_PARAMETERS:
+        raise ValueError(
+            f"a metric of {size:,} parameters has {size**2:.1e} entries: use LowRank() "
+            "for few rows, ConjugateGradient(), Diagonal(), or smaller Blocks"
+        )
 
 
 def linearised(
@@ -86,21 +106,23 @@ def linearised(
     if isinstance(scores, Metric):
         return _known(scores, params, data)
     kind = float_dtype(params)
+    x = of_kind(kind, data.x)
     weights = data.weights
     weights = jnp.ones(num_rows(data)) if weights is None else weights
     weights = weights.astype(kind) / weights.sum().astype(kind)
     shares = weights * jnp.asarray(scores.scale, kind)
     if isinstance(scores, Given):
-        table = scores.table(params, data.x)
+        table = scores.table(params, x)
         mean = times_rows(table, weights) if scores.centred else None
         return _weighed(table, mean, shares)
-    outputs = sum(scores.shape(params, data.x)) or 1
+    outputs = sum(scores.shape(params, x)) or 1
     chunk = _chunk_size(chunk_size, params, len(weights), outputs)
-    streamed = Streamed(scores, params, data.x, shares, None, chunk, outputs)
+    entries = len(weights) * outputs * sum(map(jnp.size, jax.tree.leaves(params)))
+    hold = chunk_size is None and entries <= MOST_ENTRIES
+    streamed = Streamed(scores, params, x, shares, None, chunk, outputs, hold)
     if not scores.centred:
         return streamed
-    mean = streamed.pulled(weights[:, None])
-    return Streamed(scores, params, data.x, shares, mean, chunk, outputs)
+    return dataclasses.replace(streamed, mean=streamed.pulled(weights[:, None]))
 
 
 @recipe
@@ -169,6 +191,11 @@ class Table:
     def held(self) -> "Table":
         return self
 
+    @property
+    def num_rows(self) -> int:
+        """Of A."""
+        return len(jax.tree.leaves(self.rows)[0])
+
 
 @recipe
 class Streamed:
@@ -184,6 +211,8 @@ class Streamed:
     chunk: int = static()
     outputs: int = static()
     """Rows of A for one of the data."""
+    hold: bool = static()
+    """Whether A may be held where that is of use."""
 
     def squares(self, groups: Groups) -> tuple[Array, ...]:
         return self._summed(lambda table: table.squares(groups))
@@ -202,7 +231,7 @@ class Streamed:
             return jax.vmap(self.along)(table.rows)
 
         found = jax.lax.map(products, (self.x, self.weights), batch_size=self.chunk)
-        return found.reshape(self._num_rows(), self._num_rows())
+        return found.reshape(self.num_rows, self.num_rows)
 
     def along(self, tree: PyTree) -> Float[Array, " row"]:
         """A times a tree like the parameters."""
@@ -235,7 +264,8 @@ class Streamed:
                 found = jax.vmap(self.scores.function, (None, 0))(params, x)
                 return found.reshape(each.shape)
 
-            return jax.vjp(values, self.params)[1](each)[0]
+            found, pull = jax.vjp(values, self.params)
+            return pull(each.astype(found.dtype))[0]
 
         if self.chunk >= len(self.weights):
             return part(self.x, each)
@@ -249,17 +279,16 @@ class Streamed:
         return jax.lax.fori_loop(0, self._num_chunks(), add, nothing)
 
     def held(self) -> "Table | Streamed":
-        """A itself, if it is not too large."""
-        size = ravel_pytree(self.params)[0].size
-        if self._num_rows() * size > MOST_ENTRIES:
-            return self
-        return self._table(self.x, self.weights)
+        """A itself, if it may be."""
+        return self._table(self.x, self.weights) if self.hold else self
 
     def _table(self, x, weights):
         roots = jnp.repeat(weights, self.outputs)
         return _weighed(self.scores.table(self.params, x), self.mean, roots)
 
-    def _num_rows(self):
+    @property
+    def num_rows(self) -> int:
+        """Of A."""
         return len(self.weights) * self.outputs
 
     def _num_chunks(self):
@@ -319,7 +348,7 @@ def _chunk_size(chunk_size, params, count, outputs):
 
 
 def _flat(leaf):
-    return leaf.reshape(len(leaf), -1)
+    return leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
 
 
 def _dot(first, second) -> Scalar:

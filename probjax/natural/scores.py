@@ -93,7 +93,7 @@ class Given:
 
     Args:
         function: `function(params, data)`: an array `(row, n)`, its columns in the
-            order of `ravel_pytree(params)`.
+            order of `ravel_pytree(params)`. Weights of rows are not its business.
     """
 
     function: Callable[[Params, Data], Float[Array, "row n"]] = static()

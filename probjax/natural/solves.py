@@ -27,7 +27,15 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.sparse.linalg import cg
 
-from probjax.natural.linear import Groups, Known, Linear, Streamed, Table
+from probjax.natural.linear import (
+    MOST_PARAMETERS,
+    Groups,
+    Known,
+    Linear,
+    Streamed,
+    Table,
+    check_fits,
+)
 from probjax.types import (
     Array,
     Float,
@@ -39,8 +47,6 @@ from probjax.types import (
     recipe,
     static,
 )
-
-MOST_PARAMETERS = 2**14
 
 
 class Regulariser(Protocol):
@@ -61,10 +67,8 @@ class Ridge:
         _check_positive("damping", self.damping, zero=True)
 
     def inverse(self, values: Array, scale: Scalar) -> Array:
-        shift = self.shift(scale)
         # With next to no damping, directions that have no length are left alone.
-        kept = jnp.maximum(values, shift) > _rounding(values)
-        return jnp.where(kept, 1 / jnp.where(kept, values + shift, 1), 0)
+        return _inverted(values + self.shift(scale), _rounding(values))
 
     def shift(self, scale: Scalar) -> Scalar:
         """What is added to the metric."""
@@ -98,8 +102,9 @@ class PseudoInverse:
         _check_positive("cut", self.cut)
 
     def inverse(self, values: Array, scale: Scalar) -> Array:
-        kept = values > jnp.maximum(self.cut * values.max(), _rounding(values))
-        return jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+        return _inverted(
+            values, jnp.maximum(self.cut * values.max(), _rounding(values))
+        )
 
 
 class Report(NamedTuple):
@@ -179,11 +184,8 @@ class Diagonal:
         flat, unravel = ravel_pytree(linear.diagonal())
         scale = flat.mean()
         inverse = regulariser.inverse(flat, scale)
-        used = inverse > 0
-        report = Report(
-            used.sum().astype(flat.dtype),
-            inverse.max() / jnp.where(used, inverse, jnp.inf).min(),
-        )
+        report = report_of(flat, inverse)
+        refuse_singular(regulariser, report, flat.size)
         return Lengths(unravel(inverse), _shift(regulariser, scale), report)
 
 
@@ -193,6 +195,8 @@ class LowRank:
 
     Nothing of the size of parameters x parameters is made. The scores themselves are
     held up to 2^27 entries; above that they are made again where they are needed.
+
+    Its report is of the whole metric, the damping of which is its least eigenvalue.
     """
 
     def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Woodbury":
@@ -201,20 +205,41 @@ class LowRank:
                 "LowRank() is for scores of rows, and this metric is a matrix: use "
                 "Dense()"
             )
-        table = linear.held()  # pyright: ignore[reportAttributeAccessIssue]
-        gram = table.gram()
-        scale = jnp.trace(gram) / ravel_pytree(params)[0].size
         if isinstance(regulariser, Ridge):
-            _refuse_no_damping(regulariser)
-            shift = regulariser.shift(scale)
+            _refuse_no_damping("LowRank()", regulariser)
+        table = linear.held()  # pyright: ignore[reportAttributeAccessIssue]
+        if table.num_rows > MOST_PARAMETERS:
+            raise ValueError(
+                f"LowRank() multiplies {table.num_rows:,} rows by each other: use "
+                "num_rows, Dense() or ConjugateGradient()"
+            )
+        gram = table.gram()
+        size = ravel_pytree(params)[0].size
+        scale = jnp.trace(gram) / size
+
+        def by_eigenvalues():
+            values, vectors = eigen(gram)
+            inverse = regulariser.inverse(values, scale)
+            root = vectors * jnp.sqrt(inverse * _inverted(values, 0))[None]
+            zero, one = jnp.zeros((), gram.dtype), jnp.ones((), gram.dtype)
+            return root, zero, one, report_of(values, inverse)
+
+        if not isinstance(regulariser, Ridge):
+            root, first, factor, report = by_eigenvalues()
+            return Woodbury(table, root, first, factor, first, report, False)
+        shift = regulariser.shift(scale)
+
+        def by_cholesky():
             root, report = _root(gram, Ridge(1.0), shift)
-            return Woodbury(table, root, 1 / shift, -1 / shift, shift, report)
-        values, vectors = eigen(gram)
-        inverse = regulariser.inverse(values, scale)
-        share = jnp.where(inverse > 0, inverse / jnp.where(inverse > 0, values, 1), 0)
-        root = vectors * jnp.sqrt(share)[None]
-        zero, one = jnp.zeros((), gram.dtype), jnp.ones((), gram.dtype)
-        return Woodbury(table, root, zero, one, zero, _report(values, inverse))
+            largest = jnp.linalg.norm(gram)
+            whole = Report(jnp.full_like(shift, size), (largest + shift) / shift)
+            report = whole if table.num_rows < size else report
+            return root, 1 / shift, -1 / shift, report
+
+        # Where rounding hides the damping, what it would move is left alone.
+        lost = shift <= _hidden(gram)
+        root, first, factor, report = jax.lax.cond(lost, by_eigenvalues, by_cholesky)
+        return Woodbury(table, root, first, factor, shift, report, True)
 
 
 @recipe
@@ -237,6 +262,8 @@ class ConjugateGradient:
             raise ValueError(
                 "conjugate gradients know no eigenvalues: use Ridge or Robust"
             )
+        if isinstance(regulariser, Ridge):
+            _refuse_no_damping("ConjugateGradient()", regulariser)
         scale = ravel_pytree(linear.diagonal())[0].mean()
         return Iterated(linear, self, regulariser, scale)
 
@@ -298,14 +325,17 @@ class Woodbury:
     factor: Scalar
     shift: Scalar
     report: Report
+    refined: bool = static()
 
     def solve(self, tree: PyTree) -> PyTree:
         found = self._solve(tree)
-        # Where the metric is far above its damping, two large parts cancel above: once
-        # more for what is left over. That is nothing to do without damping.
-        again = jax.tree.map(jnp.subtract, tree, self._metric(found))
-        more = self._solve(_scaled(jnp.where(self.shift > 0, 1.0, 0.0), again))
-        return jax.tree.map(jnp.add, found, more)
+        if not self.refined:
+            return found
+        # Where the metric is far above its damping, two large parts have cancelled:
+        # once more for what is left over.
+        metric = jax.tree.map(jnp.add, self.table.times(found), self.damped(found))
+        again = self._solve(jax.tree.map(jnp.subtract, tree, metric))
+        return jax.tree.map(jnp.add, found, again)
 
     def damped(self, tree: PyTree) -> PyTree:
         return _scaled(self.shift, tree)
@@ -315,9 +345,6 @@ class Woodbury:
         rows = self.factor * (self.root @ (self.root.T @ rows))
         back = self.table.back(rows)
         return jax.tree.map(lambda a, b: self.first * a + b, tree, back)
-
-    def _metric(self, tree):
-        return jax.tree.map(jnp.add, self.table.times(tree), self.damped(tree))
 
 
 @recipe
@@ -352,7 +379,10 @@ class Iterated:
             tol=self.method.tolerance,
             maxiter=self.method.num_iterations,
         )
-        return found
+        # The method itself leaves a NaN alone, and makes one of a metric that is 0.
+        sound = jnp.where(jnp.isnan(self.scale), jnp.nan, self.scale) > 0
+        unsound = jnp.where(jnp.isnan(self.scale), jnp.nan, 0.0)
+        return jax.tree.map(lambda leaf: jnp.where(sound, leaf, unsound), found)
 
     def damped(self, tree: PyTree) -> PyTree:
         return _scaled(_shift(self.regulariser, self.scale), tree)
@@ -360,12 +390,7 @@ class Iterated:
 
 def _blocked(linear, params, regulariser, groups):
     leaves = jax.tree.leaves(params)
-    largest = max(sum(leaves[k].size for k in group) for group in groups)
-    if largest > MOST_PARAMETERS:
-        raise ValueError(
-            f"a metric of {largest:,} parameters has {largest**2:.1e} entries: use "
-            "LowRank() for few rows, ConjugateGradient(), Diagonal(), or smaller Blocks"
-        )
+    check_fits(max(sum(leaves[k].size for k in group) for group in groups))
     roots, shifts, reports = [], [], []
     for block in linear.squares(groups):
         scale = jnp.trace(block) / len(block)
@@ -375,13 +400,7 @@ def _blocked(linear, params, regulariser, groups):
         reports.append(report)
     ranks, conditions = map(jnp.stack, zip(*reports, strict=True))
     report = Report(ranks.sum(), conditions.max())
-    size = sum(leaf.size for leaf in leaves)
-    damping = getattr(regulariser, "damping", None)
-    if is_concrete((report, damping)) and damping == 0 and report.rank < size:
-        raise ValueError(
-            f"the metric is singular, of rank {int(report.rank)} in {size} parameters: "
-            "give damping, or PseudoInverse()"
-        )
+    refuse_singular(regulariser, report, sum(leaf.size for leaf in leaves))
     return Blocked(tuple(roots), tuple(shifts), report, groups)
 
 
@@ -391,7 +410,7 @@ def _root(matrix, regulariser, scale):
     def by_eigenvalues():
         values, vectors = eigen(matrix)
         inverse = regulariser.inverse(values, scale)
-        return vectors * jnp.sqrt(inverse)[None], _report(values, inverse)
+        return vectors * jnp.sqrt(inverse)[None], report_of(values, inverse)
 
     if not isinstance(regulariser, Ridge):
         return by_eigenvalues()
@@ -409,9 +428,11 @@ def _root(matrix, regulariser, scale):
     # Rounding may give a matrix a negative eigenvalue, and factors that do not exist;
     # or factors to one that has an eigenvalue of 0, if there is no damping.
     pivot = jnp.diagonal(lower).min() ** 2
-    regular = (shift > 0) | (pivot > _rounding(jnp.diagonal(matrix)))
+    regular = (shift > _hidden(matrix)) | (pivot > _rounding(jnp.diagonal(matrix)))
     sound = jnp.all(jnp.isfinite(lower)) & regular
-    return jax.lax.cond(sound, by_cholesky, by_eigenvalues)
+    # What is not finite goes through, to be seen.
+    broken = ~jnp.all(jnp.isfinite(matrix))
+    return jax.lax.cond(sound | broken, by_cholesky, by_eigenvalues)
 
 
 def eigen(matrix: Float[Array, "n n"]) -> tuple[Array, Array]:
@@ -420,10 +441,34 @@ def eigen(matrix: Float[Array, "n n"]) -> tuple[Array, Array]:
     return jnp.maximum(values, 0), vectors
 
 
-def _report(values, inverse):
-    used = inverse > 0
+def report_of(values: Array, inverse: Array) -> Report:
+    """Of eigenvalues, and what has become of them."""
+    used = (inverse > 0) & (values > _rounding(values))
     least = jnp.where(used, inverse, jnp.inf).min()
-    return Report(used.sum().astype(values.dtype), inverse.max() / least)
+    most = jnp.where(used, inverse, 0).max()
+    condition = jnp.where(used.any(), most / least, jnp.nan)
+    return Report(used.sum().astype(values.dtype), condition)
+
+
+def refuse_singular(regulariser: Any, report: Report, size: int) -> None:
+    """Refuse a metric that has no inverse and no damping, where values are known."""
+    damping = getattr(regulariser, "damping", None)
+    if is_concrete((report, damping)) and damping == 0 and report.rank < size:
+        raise ValueError(
+            f"the metric is singular, of rank {int(report.rank)} in {size} parameters: "
+            "give damping, or PseudoInverse()"
+        )
+
+
+def _inverted(values, least):
+    """Above `least`, or NaN; the others are 0."""
+    dropped = values <= least
+    return jnp.where(dropped, 0, 1 / jnp.where(dropped, 1, values))
+
+
+def _hidden(matrix):
+    """What, added to its diagonal, rounding hides of in products with it."""
+    return 10 * jnp.finfo(matrix.dtype).eps * jnp.linalg.norm(matrix)
 
 
 def _rounding(values):
@@ -440,11 +485,11 @@ def _scaled(scale, tree):
     return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, tree)
 
 
-def _refuse_no_damping(regulariser):
+def _refuse_no_damping(name, regulariser):
     if is_concrete(regulariser.damping) and regulariser.damping == 0:
         raise ValueError(
-            "a metric of fewer rows than parameters is singular: give damping, or "
-            "PseudoInverse()"
+            f"{name} cannot do without damping, as it may meet a singular metric: give "
+            "some, or use Dense()"
         )
 
 

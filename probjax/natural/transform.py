@@ -10,9 +10,9 @@ by the damping, from m times the one before (SPRING):
 
     (G + d) u = gradient + d m u_before.
 
-Any positive definite matrix in place of G^-1 leads downhill, so that approximations do
-no harm but to speed; line searches however want true gradients, and belong into the
-whitened coordinates of `probjax.natural.whitening`.
+Any positive definite matrix in place of G^-1 leads downhill, if steps are short enough:
+a metric of few rows wants more damping, or clipping. Line searches want true gradients,
+and belong into the whitened coordinates of `probjax.natural.whitening`.
 
 Reference: thesis, "The natural gradient in theta"; Goldshlager, Abrahamsen and Lin,
 J. Comput. Phys. 516, 113351 (2024) for the momentum. W'W: Amari, Cichocki and Yang,
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from probjax import exact
@@ -93,8 +94,8 @@ def natural_gradient(
     Args:
         scores: what G is made of: `energy_scores(energy)`, or a function of params and
             data that returns `(row, n)`.
-        damping: a share of the mean diagonal of G to add to it; or `Robust()` or
-            `PseudoInverse()`.
+        damping: a share of the mean diagonal of G to add to it, or a schedule of it;
+            or `Robust()` or `PseudoInverse()`.
         centred: whether the mean score is taken off; None as `scores` have it, which is
             so for energies and functions.
         solve: `Dense()`, `Blocks()`, `Diagonal()`, `LowRank()`, `ConjugateGradient()`.
@@ -103,11 +104,17 @@ def natural_gradient(
         rows: `rows(key, params, data)`, what G is averaged over in place of the data:
             `states_of(energy)`, `draws_of(energy, sampler, num_steps=10)`, or one's
             own. Fresh draws at every step.
-        num_rows: only this many of the rows that are given, evenly spaced.
-        chunk_size: rows whose scores are held at a time.
+        num_rows: only this many of the rows that are given, evenly spaced, or where
+            their weights are.
+        chunk_size: rows whose scores are held at a time; None for as many as need not
+            much memory, with `LowRank()` up to 2^27 numbers.
         key: for `rows`.
     """
-    scores, regulariser = as_scores(scores, centred), as_regulariser(damping)
+    scores = as_scores(scores, centred)
+    if isinstance(solve, type) or not hasattr(solve, "factor"):
+        raise ValueError(f"solve must be as Dense() or LowRank(), got {solve}")
+    schedule: Any = damping if callable(damping) else None
+    regulariser = Ridge() if schedule is not None else as_regulariser(damping)
     check_count("every", every)
     if num_rows is not None:
         check_count("num_rows", num_rows)
@@ -119,9 +126,11 @@ def natural_gradient(
         if rows is not None and key is not None:
             data = as_data(rows(jax.random.fold_in(key, step), here, data))
         mine = scores if to_params is None else _in_coordinates(scores, to_params)
-        _check_rank(mine, regulariser, params, data)
+        tamed = regulariser if schedule is None else Ridge(schedule(step))
+        if isinstance(solve, Dense):
+            _check_rank(mine, tamed, params, data)
         linear = linearised(mine, params, data, chunk_size=chunk_size)
-        return solve.factor(linear, params, regulariser)
+        return solve.factor(linear, params, tamed)
 
     def init(params):
         unknown = jnp.full((), jnp.nan, float_dtype(params))
@@ -229,8 +238,15 @@ def _thinned(data, count):
         return data
     if count > total:
         raise ValueError(f"num_rows must be at most the {total} rows, got {count}")
-    places = jnp.arange(count) * total // count
-    return jax.tree.map(lambda leaf: leaf[places], data)
+    if data.weights is None:
+        places = np.arange(count) * total // count
+        return jax.tree.map(lambda leaf: leaf[places.astype(np.int32)], data)
+    # As often as they weigh, and all alike.
+    ends = jnp.cumsum(data.weights)
+    levels = (jnp.arange(count) + 0.5) / count * ends[-1]
+    places = jnp.searchsorted(ends, levels, side="right")
+    mask = None if data.mask is None else jax.tree.map(lambda m: m[places], data.mask)
+    return Data(jax.tree.map(lambda leaf: leaf[places], data.x), mask=mask)
 
 
 def _template(solve, regulariser, params, num_rows):

@@ -25,7 +25,7 @@ from probjax.data import as_data, num_rows, refuse_mask
 from probjax.fitting import ConvergenceWarning, Fit, fit
 from probjax.natural.linear import metric
 from probjax.natural.scores import AnyScores
-from probjax.natural.solves import as_regulariser, eigen
+from probjax.natural.solves import as_regulariser, eigen, refuse_singular, report_of
 from probjax.types import (
     Array,
     Data,
@@ -35,6 +35,8 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     check_count,
+    floating,
+    is_concrete,
     recipe,
 )
 
@@ -73,7 +75,8 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     """
     data = as_data(data)
     refuse_mask(data, "covariances are of complete rows")
-    rows = jax.vmap(lambda row: ravel_pytree(row)[0])(data.x)
+    x = jax.tree.map(floating, data.x)
+    rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     weights = data.weights
     weights = jnp.ones(num_rows(data), rows.dtype) if weights is None else weights
     weights = (weights / weights.sum()).astype(rows.dtype)
@@ -81,7 +84,7 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     away = (rows - mean[None]) * jnp.sqrt(weights)[:, None]
     values, vectors = eigen(away.T @ away)
     inverse = as_regulariser(damping).inverse(values, values.mean())
-    row = jax.tree.map(lambda leaf: leaf[0], data.x)
+    row = jax.tree.map(lambda leaf: leaf[0], x)
     return _whitening(vectors, _inverted(inverse), ravel_pytree(row)[1](mean))
 
 
@@ -93,9 +96,10 @@ def whitened(
     damping: Any = 1e-2,
     centred: bool | None = None,
 ) -> Whitening:
-    """White parameters, whose metric at `params` is 1 and which are 0 there.
+    """White parameters, a chart for `fit`: their damped metric at `params` is 1.
 
-    A chart for `fit`.
+    They are 0 at `params`. Directions that `PseudoInverse()` leaves out stay as they
+    are, and do not count towards convergence.
 
     Args:
         scores, data, centred: as for `natural_gradient`.
@@ -103,7 +107,9 @@ def whitened(
     """
     found = metric(scores, params, data, centred=centred)
     values, vectors = eigen(found)
-    spread = as_regulariser(damping).inverse(values, values.mean())
+    regulariser = as_regulariser(damping)
+    spread = regulariser.inverse(values, values.mean())
+    refuse_singular(regulariser, report_of(values, spread), len(values))
     return _whitening(vectors, spread, params)
 
 
@@ -125,9 +131,25 @@ def fit_whitened(
     Args:
         scores, damping, centred, rows: of the metric, as for `natural_gradient`.
         num_turns: how often at most; a fit that has converged ends.
-        options: of `fit`, for each turn. `steps_per_round=100` is a good while.
+        options: of `fit`, for each turn. `steps_per_round=100` is a good while. A turn
+            that a `stop` or a `callback` ends is the last.
     """
     check_count("num_turns", num_turns)
+    if not is_concrete((params, data)):
+        raise ValueError(
+            "fit_whitened looks at what it has found between turns: call it outside "
+            "jit and vmap, or fit with chart=whitened(...) inside"
+        )
+    callback = options.pop("callback", None)
+    ended = False
+
+    def call(progress):
+        nonlocal ended
+        ended = bool(callback(progress))
+        return ended
+
+    if callback is not None:
+        options["callback"] = call
     if "chart" in options:
         raise ValueError("fit_whitened descends in a chart of its own: give no chart")
 
@@ -139,13 +161,16 @@ def fit_whitened(
         with warnings.catch_warnings():
             if turn < num_turns - 1:
                 # A turn that ends before the bottom is what turns are for.
-                warnings.simplefilter("ignore", ConvergenceWarning)
+                short = "fit has not converged: .* the gradient norm"
+                warnings.filterwarnings("ignore", short, ConvergenceWarning)
             return fit(fit_key, objective, params, data, chart=chart, **options)
 
+    steps = options.get("num_rounds", 1) * options.get("steps_per_round", 2000)
     found = descend(0, params)
     losses = [found.losses]
     for turn in range(1, num_turns):
-        if found.converged:
+        stopped = "stop" in options and len(losses[-1]) < steps
+        if found.converged or ended or stopped:
             break
         found = descend(turn, found.params)
         losses.append(found.losses)

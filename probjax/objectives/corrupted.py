@@ -57,8 +57,9 @@ class Corrupted:
         return self.objective.prepare(params, data._replace(x=binary(data.x)))
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        data = data._replace(x=corrupted(key, data.x, self.num_flips))
-        inner = self.objective.init(key, params, data)
+        draw_key, inner_key = jax.random.split(key)
+        data = data._replace(x=corrupted(draw_key, data.x, self.num_flips))
+        inner = self.objective.init(inner_key, params, data)
         return Context((data.x, inner.rows), inner.shared)
 
     def refresh(
@@ -89,6 +90,9 @@ def corrupted(
         )
     if num_flips == 0:
         return x
-    levels = jax.random.uniform(key, x.shape)
+    # The lowest levels, of which no two are alike: their last digits are the place.
+    places = jax.lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
+    digits = (x.shape[-1] - 1).bit_length()
+    levels = jax.random.bits(key, x.shape, jnp.uint32) >> digits << digits | places
     highest = jnp.sort(levels, axis=-1)[..., num_flips - 1]
     return jnp.where(levels <= highest[..., None], 1 - x, x)

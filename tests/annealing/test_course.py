@@ -191,7 +191,7 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
 
         return jax.vmap(one)(jax.random.split(jax.random.key(0), len(x)), x)
 
-    for here, there in ((0.0, 0.2), (0.5, 0.4), (0.9, 1.0)):
+    for here, there in ((0.0, 0.2), (0.5, 0.4), (0.9, 1.0), (0.0, 1.0), (1.0, 0.0)):
         straight, growth = (seen(path, here, there) for path in both)
         chex.assert_trees_all_close(growth, straight, rtol=1e-12, atol=1e-12)
 

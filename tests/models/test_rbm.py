@@ -139,3 +139,11 @@ def test_bad_input_is_refused_in_a_sentence(key):
         rbm.energy(machine(), jnp.zeros(4))
     with pytest.raises(ValueError, match="4194304"):
         rbm.log_z(rbm.init(key, 30, 40))
+
+
+@pytest.mark.parametrize("value", [-300.0, -40.0, -1.0, 0.0, 3.0, 40.0, 300.0])
+def test_growth_is_finite_however_long_its_steps(value):
+    rise = np.array([-500.0, -60.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 60.0, 500.0])
+    found = rbm._softplus_rise(jnp.full(9, value), jnp.asarray(rise))
+    truth = np.logaddexp(0, value + rise) - np.logaddexp(0, value)
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-7)

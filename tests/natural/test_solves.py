@@ -200,6 +200,43 @@ def test_where_factors_do_not_exist_eigenvalues_serve():
     np.testing.assert_allclose(found, direction / 14, rtol=1e-3)
 
 
+@pytest.mark.parametrize("damping", [1e-2, 1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("solve", STRUCTURES[:2], ids=names(STRUCTURES[:2]))
+def test_little_damping_in_single_precision_does_no_harm(solve, damping, key):
+    """To a gradient that is made of scores, as that of a likelihood is."""
+    rows = jax.random.normal(key, (20, 200))
+    given = natural.Given(lambda params, data: data.x, centred=False)
+    params = jnp.zeros(200)
+    linear = linearised(given, params, rows)
+    factor = solve.factor(linear, params, as_regulariser(damping))
+    wide = np.asarray(rows, float)
+    metric, gradient = wide.T @ wide / 20, wide.T @ np.linspace(-1, 1, 20) / 20
+    damped = metric + damping * np.trace(metric) / 200 * np.eye(200)
+    truth = np.linalg.solve(damped, gradient)
+    found = np.asarray(factor.solve(jnp.asarray(gradient, np.float32)))
+    condition = np.linalg.cond(damped)
+    # Rounding of the gradient itself is magnified by as much, until it is left out.
+    assert (
+        np.abs(found - truth).max() < min(0.1, 1e-6 * condition) * np.abs(truth).max()
+    )
+    if damping == 1e-2 and isinstance(solve, natural.LowRank):
+        assert condition / 5 < factor.report.condition < 5 * condition
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [*STRUCTURES, natural.Blocks(), natural.Diagonal()],
+    ids=names([*STRUCTURES, natural.Blocks(), natural.Diagonal()]),
+)
+def test_nothing_moves_without_a_metric_and_nan_is_seen(solve, key):
+    params, x, gradient = problem(key, 12)
+    still = solved(solve, 0.01, gradient, params, jnp.ones((1, SIZE)))
+    chex.assert_trees_all_equal(still, jax.tree.map(jnp.zeros_like, params))
+    broken = (params[0].at[0, 0].set(jnp.nan), params[1])
+    lost = solved(solve, 0.01, gradient, broken, x)
+    assert jnp.isnan(ravel_pytree(lost)[0]).any()
+
+
 def test_a_singular_metric_without_damping_is_refused():
     matrix = np.ones((3, 3), np.float32)
     with pytest.raises(ValueError, match="singular, of rank 1 in 3 parameters: give d"):
@@ -215,8 +252,14 @@ def test_a_singular_metric_without_damping_is_refused():
 
 def test_bad_input_is_refused_in_a_sentence(key):
     params, x, gradient = problem(key, 12)
-    with pytest.raises(ValueError, match="fewer rows than parameters is singular"):
-        solved(natural.LowRank(), 0.0, gradient, params, x)
+    for solve in (natural.LowRank(), natural.ConjugateGradient()):
+        with pytest.raises(ValueError, match=r"\(\) cannot do without damping"):
+            solved(solve, 0.0, gradient, params, x)
+    with pytest.raises(ValueError, match="singular, of rank 0 in 35 parameters"):
+        solved(natural.Diagonal(), 0.0, gradient, params, 0 * x)
+    many = jnp.zeros((20_000, SIZE))
+    with pytest.raises(ValueError, match="LowRank.. multiplies 20,000 rows by each"):
+        solved(natural.LowRank(), 0.1, gradient, params, many)
     with pytest.raises(ValueError, match="damping must be 0 or above, got -1"):
         natural.Ridge(-1)
     with pytest.raises(ValueError, match="epsilon must be above 0, got 0"):

@@ -1,3 +1,5 @@
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from probjax import (
     natural,
 )
 from probjax.natural import natural_gradient, relative_gradient
+from probjax.natural import transform as transform_module
 
 ENERGIES = natural.energy_scores(ising.energy)
 
@@ -245,6 +248,50 @@ def test_a_relative_step_lowers_the_loss_of_ica(key):
     assert found.losses[-1] < energies.mean() + experts.laplace_log_z(truth) + 0.05
 
 
+def test_a_few_rows_stand_for_all_by_their_weights(key):
+    params = random_ising(0, 3)
+    x = exact.states(3)
+    gradient = jax.tree.map(jnp.sin, params)
+    weights = jnp.array([0.0, 1, 0, 1, 0, 1, 0, 1])
+    few = natural_gradient(ENERGIES, num_rows=4)
+    found, _ = jax.jit(lambda: one_update(few, gradient, params, Data(x, weights)))()
+    truth, _ = one_update(natural_gradient(ENERGIES), gradient, params, x[1::2])
+    chex.assert_trees_all_close(found, truth, rtol=1e-5)
+    # Places are found without overflow.
+    many = jnp.arange(1e6)[:, None]
+    taken = transform_module._thinned(Data(many), 50_000).x[:, 0]
+    np.testing.assert_array_equal(taken, np.arange(50_000) * 20)
+
+
+def test_damping_may_follow_a_schedule(key):
+    params = random_ising(0, 3)
+    x = exact.states(3)
+    gradient = jax.tree.map(jnp.sin, params)
+    falling = natural_gradient(ENERGIES, damping=optax.linear_schedule(1.0, 0.0, 2))
+    state = falling.init(params)
+    for damping in (1.0, 0.5):
+        found, state = falling.update(gradient, state, params, data=x)
+        fixed = natural_gradient(ENERGIES, damping=damping)
+        truth, _ = one_update(fixed, gradient, params, x)
+        chex.assert_trees_all_close(found, truth, rtol=1e-5)
+
+
+def test_fits_in_batches_and_of_mixed_precision(key, x64):
+    params = jax.tree.map(lambda p: p.astype(np.float32), random_ising(0, 3))
+    data = exact.sample(key, ising.energy, params, 3, num_draws=200).astype(float)
+    optimizer = optax.chain(natural_gradient(ENERGIES), optax.sgd(0.1))
+    run = partial(
+        fit, key, MPF(ising.energy), params, optimizer=optimizer, batch_size=50
+    )
+    found = run(data, num_rounds=2, steps_per_round=4)
+    assert found.params.bias.dtype == np.float32
+    assert found.losses[-1] < found.losses[0] + 0.1
+    assert natural.metric(ENERGIES, params, data).dtype == np.float32
+    hidden = Data(data, mask=data > -1).mask.at[0, 0].set(False)
+    with pytest.raises(ValueError, match="complete rows"):
+        run(Data(data, mask=hidden), num_rounds=2, steps_per_round=4)
+
+
 def test_bad_input_is_refused_in_a_sentence(key):
     params = random_ising(0, 4)
     x = exact.states(4)
@@ -258,6 +305,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         "keep no inverse": dict(solve=natural.ConjugateGradient(), every=2),
         "say how many by num_rows": dict(solve=natural.LowRank(), every=2),
         "damping must be": dict(damping=-1.0),
+        "solve must be as": dict(solve=natural.Dense),
     }.items():
         with pytest.raises(ValueError, match=match):
             natural_gradient(ENERGIES, **options)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,15 @@ def test_white_data_are_centred_uncorrelated_and_of_unit_variance(key, x64):
     np.testing.assert_allclose(y.T @ y / 500, np.eye(4), atol=1e-10)
     chex.assert_trees_all_close(jax.vmap(white.inverse)(y), tree, rtol=1e-9)
     np.testing.assert_allclose(white.matrix, white.matrix.T, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [int, np.uint8, bool])
+def test_whole_numbers_are_data_too(kind, key):
+    x = jax.random.randint(key, (200, 3), 0, 2).astype(kind)
+    white = natural.whitening(x)
+    truth = natural.whitening(x.astype(float))
+    chex.assert_trees_all_equal(white, truth)
+    assert jnp.abs(white.matrix).max() > 1
 
 
 def test_weights_of_data_are_counts(key, x64):
@@ -117,11 +128,34 @@ def test_directions_that_are_left_out_do_not_move(key, x64):
     assert not changed[2].any()
 
 
+@pytest.mark.filterwarnings("ignore::probjax.ConvergenceWarning")
+def test_callbacks_and_stops_end_it(key):
+    params, x = random_ising(0, 3), exact.states(3)
+    run = partial(natural.fit_whitened, key, MPF(ising.energy), params, x, ENERGIES)
+    seen = []
+    run(callback=seen.append, callback_every=1, steps_per_round=2, num_turns=2)
+    assert len(seen) > 2
+    found = run(callback=lambda progress: True, callback_every=1, num_turns=3)
+    assert len(found.losses) == 1
+    found = run(stop=_after_two, steps_per_round=5, num_turns=3)
+    assert len(found.losses) == 2
+
+
+def _after_two(progress, data):
+    return progress.step >= 2
+
+
 def test_bad_input_is_refused_in_a_sentence(key):
     params, x = random_ising(0, 3), exact.states(3)
     with pytest.raises(ValueError, match="chart of its own"):
         natural.fit_whitened(
             key, MPF(ising.energy), params, x, ENERGIES, chart=ising.centred(x)
         )
+    with pytest.raises(ValueError, match="call it outside jit"):
+        jax.jit(
+            lambda x: natural.fit_whitened(key, MPF(ising.energy), params, x, ENERGIES)
+        )(x)
+    with pytest.raises(ValueError, match="singular, of rank 3 in 6 parameters"):
+        natural.whitened(ENERGIES, params, x.at[:, 0].set(0), damping=0.0)
     with pytest.raises(ValueError, match="num_turns"):
         natural.fit_whitened(key, MPF(ising.energy), params, x, ENERGIES, num_turns=0)
