@@ -30,9 +30,10 @@ from probjax.natural import (
 from probjax.plots import BLUE, GREY, ORANGE
 
 FIGURE = Path("out/natural_machine.png")
-STYLES = ((ORANGE, "-"), (GREY, ":"), (BLUE, "--"))
+LINES, COLOURS = ("-", "--", ":"), {"natural": GREY, "natural with momentum": BLUE}
 START_KEY, ROW_KEY, FIT_KEY = jax.random.split(jax.random.key(0), 3)
 MOMENTUM, NUM_JUDGED, FEW_STEPS = 0.9, 1000, 5
+WITHOUT_AND_WITH = {"natural": 0.0, "natural with momentum": MOMENTUM}
 ADAM_RATES = (3e-3, 1e-2, 3e-2)
 RATES, DAMPINGS = (0.1, 0.5, 2.5), (1.0, 30.0)
 TALL, WIDE = 400, 250
@@ -43,8 +44,6 @@ class Course(NamedTuple):
 
     steps: np.ndarray
     losses: np.ndarray
-    setting: Any
-    """The rate, and the damping if there is one."""
 
 
 def run(options: Options) -> Iterator[Table]:
@@ -92,19 +91,24 @@ def many_parameters(options: Options) -> Table:
     # Where the metric says nothing, a step is as long as the rate over the damping.
     grid = [(rate * damping, damping) for damping in DAMPINGS for rate in RATES]
     grid = grid[:1] if options.quick else grid
-    makers = {
-        "Adam": (optax.adam, rates, many),
-        "natural": (partial(natural, 0.0), grid, few),
-        f"natural, momentum {MOMENTUM}": (partial(natural, MOMENTUM), grid, few),
+    courses = {f"Adam, {rate}": follow(optax.adam(rate), many) for rate in rates}
+    calls = {"Adam": optax.adam(rates[0])}
+    for name, momentum in WITHOUT_AND_WITH.items():
+        make = partial(natural, momentum)
+        tried = {each: follow(make(each), few) for each in grid}
+        best = min(tried, key=lambda each: last_loss(tried[each]))
+        courses[f"{name}, {best[0]:g} and {best[1]:g}"] = tried[best]
+        calls[name] = make(best)
+    times = time_together(
+        2 if options.quick else 5,
+        **{
+            name: partial(descend, optimizer=each, steps_per_round=FEW_STEPS)
+            for name, each in calls.items()
+        },
+    )
+    seconds = {
+        name: times[name.partition(",")[0]].median / FEW_STEPS for name in courses
     }
-    courses, calls = {}, {}
-    for name, (make, choices, num_steps) in makers.items():
-        tried = [follow(make(each), num_steps, each) for each in choices]
-        courses[name] = min(tried, key=last_loss)
-        optimizer = make(courses[name].setting)
-        calls[name] = partial(descend, optimizer=optimizer, steps_per_round=FEW_STEPS)
-    times = time_together(2 if options.quick else 5, **calls)
-    seconds = {name: each.median / FEW_STEPS for name, each in times.items()}
     draw(courses, seconds)
     return learned(courses, seconds, start, batch)
 
@@ -118,32 +122,28 @@ def last_loss(course: Course) -> float:
 def learned(courses, seconds, start, batch) -> Table:
     ends = {name: seconds[name] * one.steps[-1] for name, one in courses.items()}
     fewest, shared = min(one.steps[-1] for one in courses.values()), min(ends.values())
-    adam = courses["Adam"]
     rows = []
     for name, course in courses.items():
-        there = np.flatnonzero(adam.losses <= course.losses[-1])
-        takes = int(adam.steps[there[0]]) if len(there) else adam.steps[-1]
+        takes = steps_of_adam(courses, course.losses[-1])
         rows.append(
             (
                 name,
-                str(course.setting),
                 1e3 * seconds[name],
                 np.interp(fewest, course.steps, course.losses),
                 np.interp(shared / seconds[name], course.steps, course.losses),
                 course.losses[-1],
                 ends[name],
-                f"{'' if len(there) else 'over '}{takes}",
-                seconds["Adam"] * takes,
+                takes,
+                takes * next(iter(seconds.values())),
             )
         )
     return Table(
         f"MPF of a machine of {' x '.join(map(str, start.weight.shape))} units, "
         f"{sum(leaf.size for leaf in start):,} parameters, {batch} rows a step",
         (
-            "descent",
-            "rate, damping",
+            "descent, rate and damping",
             "ms a step",
-            f"loss, {fewest} steps",
+            f"loss, {fewest:.0f} steps",
             f"loss, {shared:.0f} s",
             "loss in the end",
             "after s",
@@ -152,15 +152,25 @@ def learned(courses, seconds, start, batch) -> Table:
         ),
         rows,
         f"Losses of {NUM_JUDGED:,} rows, always the same, interpolated. Adam takes: to "
-        "a loss as low as the end of this one. Settings: the lowest in the end, Adam's "
-        f"rate of {ADAM_RATES}, natural dampings of {DAMPINGS} and rates of {RATES} "
-        f"times them; with --quick {ADAM_RATES[1]} and the first. Seconds: steps times "
+        "a loss as low as the end of this one, by its best rate. Natural settings: the "
+        f"lowest in the end of dampings of {DAMPINGS} and rates of {RATES} times them, "
+        "with --quick the first. Seconds: steps times "
         "what a step takes, all timed in turns, after compiling. Figure: "
         f"{FIGURE}.",
     )
 
 
-def followed(descend, start, x, optimizer, num_steps, setting) -> Course:
+def steps_of_adam(courses: dict[str, Course], goal: float) -> float:
+    """The fewest of any rate; infinite if none came there."""
+    counts = [
+        one.steps[one.losses <= goal].min(initial=np.inf)
+        for name, one in courses.items()
+        if name.startswith("Adam")
+    ]
+    return float(min(counts))
+
+
+def followed(descend, start, x, optimizer, num_steps) -> Course:
     """The losses of the same rows along a descent."""
     steps, losses = [], []
 
@@ -181,7 +191,7 @@ def followed(descend, start, x, optimizer, num_steps, setting) -> Course:
             callback=lambda progress: note(progress.step, progress.params),
             callback_every=max(1, num_steps // 30),
         )
-    return Course(np.array(steps), np.array(losses), setting)
+    return Course(np.array(steps, float), np.array(losses))
 
 
 def step_problem(count: int) -> tuple[Any, jax.Array, Any]:
@@ -277,7 +287,9 @@ def draw(courses: dict[str, Course], seconds: dict[str, float]) -> None:
     figure, axes = plots.load_pyplot().subplots(
         1, 2, figsize=(8, 3.4), sharey=True, layout="constrained"
     )
-    for (name, course), (colour, line) in zip(courses.items(), STYLES, strict=True):
+    for number, (name, course) in enumerate(courses.items()):
+        colour = COLOURS.get(name.partition(",")[0], ORANGE)
+        line = LINES[number % 3] if colour == ORANGE else "-"
         axes[0].plot(course.steps, course.losses, line, color=colour, label=name)
         axes[1].plot(seconds[name] * course.steps, course.losses, line, color=colour)
     axes[0].set_xscale("symlog", linthresh=1)
