@@ -267,8 +267,10 @@ def amari(product: Any) -> float:
 def glass_states(options: Options, count: int) -> jax.Array:
     if options.data is not None:
         return jnp.asarray(read(options.data / "ising_t1.npz")[1][:count])
-    matrix = exact.lattice.spin_glass(KEY, SHAPE, variance=2.5)
-    return exact.lattice.sample(KEY, matrix, SHAPE, num_draws=count, periodic=True)
+    glass_key, state_key = jax.random.split(KEY)
+    matrix = exact.lattice.spin_glass(glass_key, SHAPE, variance=2.5)
+    draw_states = partial(exact.lattice.sample, num_draws=count, periodic=True)
+    return draw_states(state_key, matrix, SHAPE)
 
 
 def lattice(options: Options) -> Table:

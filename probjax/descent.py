@@ -307,6 +307,9 @@ class Optax:
         def value_fn(point, data=None, to_params=None):
             return problem.loss(point)
 
+        # Told only where there is one, as few optimizers ask for it.
+        to_params = problem.to_params
+        charted = {} if to_params is None else {"to_params": to_params}
         value, gradient = problem.evaluate(state.point)
         update = optax.with_extra_args_support(self.optimizer).update
         updates, inner = update(
@@ -317,7 +320,7 @@ class Optax:
             grad=gradient,
             value_fn=value_fn,
             data=problem.data,
-            to_params=problem.to_params,
+            **charted,
         )
         point = optax.apply_updates(state.point, updates)
         accepted = jnp.asarray(True)
