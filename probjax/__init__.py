@@ -63,7 +63,8 @@ from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
 from probjax.objectives.corrupted import Corrupted, corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
-from probjax.objectives.flow import MPF, flow
+from probjax.objectives.flow import MPF, PersistentMPF, flow
+from probjax.objectives.latent import EM
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.local import (
     ContinuousPseudoLikelihood,
@@ -118,6 +119,7 @@ __all__ = [
     "ConvergenceWarning",
     "CubeSteps",
     "Data",
+    "EM",
     "DenoisingScoreMatching",
     "Fit",
     "Gaussian",
@@ -144,6 +146,7 @@ __all__ = [
     "NoiseContrast",
     "Path",
     "PersistentDivergence",
+    "PersistentMPF",
     "Potential",
     "Progress",
     "Proposal",

@@ -8,6 +8,7 @@ that keeps them may move along the path without evaluating anything again.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import jax
@@ -114,6 +115,17 @@ class Potential:
 def potential(energy: Energy, params: Params) -> Potential:
     """The potential of one model: its energy with weight 1."""
     return Potential((energy,), (params,), jnp.ones(1, float_dtype(params)))
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """The joint energy of a generative model as that of its latents, given a row."""
+
+    joint: Callable[..., Scalar]
+
+    def __call__(self, args: tuple[Params, State], a: State) -> Scalar:
+        params, x = args
+        return self.joint(params, x, a)
 
 
 def check_energy(energy: Energy, params: Params, x: State) -> None:

@@ -49,6 +49,8 @@ class Progress(NamedTuple):
     """The largest absolute entry of the loss's gradient in the parameters."""
     params: Params
     """The parameters."""
+    shared: PyTree
+    """What the objective keeps that belongs to no row, as particles."""
 
 
 @recipe
@@ -292,7 +294,14 @@ def _problem(plan, space, data, context):
 
 def _progress(plan, run, params):
     found = _space(plan, params).params(run.method.point)
-    return Progress(run.round, run.step, run.method.value, run.gradient_norm, found)
+    return Progress(
+        run.round,
+        run.step,
+        run.method.value,
+        run.gradient_norm,
+        found,
+        run.context.shared,
+    )
 
 
 run_compiled = jax.jit(run_rounds)

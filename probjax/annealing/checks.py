@@ -8,8 +8,8 @@ import numpy as np
 
 from probjax.annealing.course import Particles
 from probjax.annealing.path import check_betas
-from probjax.annealing.pilot import is_tunable
 from probjax.potential import check_energy, potential
+from probjax.samplers.following import is_tunable
 from probjax.types import (
     Array,
     ArrayLike,

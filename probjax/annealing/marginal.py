@@ -10,7 +10,6 @@ Reference: thesis, "Log Likelihood of Generative Models".
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from probjax.annealing.path import Geometric
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import make_plan
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.potential import Conditioned
 from probjax.types import (
     Array,
     ArrayLike,
@@ -53,17 +53,6 @@ class RowsDone(NamedTuple):
     """How many are done; those on their way count by how much of it they have done."""
     per_row: Float[Array, " row"]
     """log p(x) of those that are at its end."""
-
-
-@dataclass(frozen=True)
-class Conditioned:
-    """The joint energy of a generative model as that of its latents, given a row."""
-
-    joint: Callable[..., Scalar]
-
-    def __call__(self, args: tuple[Params, State], a: State) -> Scalar:
-        params, x = args
-        return self.joint(params, x, a)
 
 
 def marginal_log_likelihood(

@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.annealing.path import Way, towards_one
 from probjax.potential import potential
+from probjax.samplers.following import check_target_accept, is_tunable, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (
     Array,
@@ -27,13 +28,11 @@ from probjax.types import (
     Scalar,
     State,
     float_dtype,
-    is_concrete,
     recipe,
     static,
 )
 
 NUM_KNOTS, NUM_SETTLING = 40, 50
-GAIN = 0.2
 
 
 @recipe
@@ -54,13 +53,7 @@ class Pilot:
     share: float = static(default=0.1)
 
     def __post_init__(self):
-        if is_concrete(self.target) and not 0 < self.target < 1:
-            raise ValueError(f"target must be between 0 and 1, got {self.target}")
-
-
-def is_tunable(sampler: Any) -> bool:
-    """Whether it has a step size that a pilot can find."""
-    return hasattr(sampler, "step_size")
+        check_target_accept(self.target)
 
 
 class Found(NamedTuple):
@@ -200,9 +193,7 @@ class Exploration:
         """The step size a little nearer to the acceptance that is wanted."""
         if now.log_step is None:
             return now
-        target = self.pilot.target
-        miss = (info.chance.mean() - target) / (target * (1 - target))
-        log_step = now.log_step + GAIN * jnp.clip(miss, -1, 1)
+        log_step = nearer(now.log_step, info.chance.mean(), self.pilot.target)
         mean = now.mean_log_step + log_step / self.per_knot
         return now._replace(log_step=log_step, mean_log_step=mean)
 

@@ -23,13 +23,17 @@ introduction, "Contrastive Divergence", where the sum is over all states.
 from collections.abc import Callable
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
-from probjax.data import num_rows, refuse_mask
+from probjax.objectives.particles import (
+    Particles,
+    energies,
+    move_particles,
+    prepare_rows,
+    start_particles,
+)
 from probjax.objectives.reduce import mean
-from probjax.potential import check_energy, potential
-from probjax.samplers.run import move
+from probjax.samplers.following import check_target_accept, first_step, move_chains
 from probjax.types import (
     Array,
     Context,
@@ -42,10 +46,11 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
-    floating,
     recipe,
     static,
 )
+
+WHOLE = "contrastive divergence compares energies of complete rows"
 
 
 @recipe
@@ -65,7 +70,7 @@ class ContrastiveDivergence:
         check_count("num_moves", self.num_moves)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        return _prepare(self, params, data)
+        return prepare_rows(self.energy, self.sampler, params, data, WHOLE)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         return Context(data.x, ())
@@ -73,8 +78,15 @@ class ContrastiveDivergence:
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        keys = jax.random.split(key, num_rows(data))
-        return Context(_moved(self, keys, params, data.x), ())
+        found = move_chains(
+            key,
+            self.energy,
+            params,
+            data.x,
+            sampler=self.sampler,
+            num_steps=self.num_moves,
+        )
+        return Context(found.x, ())
 
     def row(self, params: Params, x: State, context: State) -> Scalar:
         return self.energy(params, x) - self.energy(params, context)
@@ -88,57 +100,57 @@ class PersistentDivergence:
     """Rows against `num_particles` chains that go on from round to round.
 
     They start at rows drawn from the data. With many moves in a round and small steps
-    of the optimizer they follow the model, and the fit is maximum likelihood.
+    of the optimizer they follow the model, and the fit is maximum likelihood. They are
+    shared, as `Particles`, which tell how they do.
+
+    Args:
+        target: the acceptance that the step size of a sampler that has one follows;
+            None to leave it as it is.
     """
 
     energy: Energy = static()
     sampler: Sampler
     num_particles: int = static()
     num_moves: int = static(default=1)
+    target: float | None = 0.8
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
     minimised: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
         check_count("num_particles", self.num_particles)
+        check_target_accept(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        return _prepare(self, params, data)
+        return prepare_rows(self.energy, self.sampler, params, data, WHOLE)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        chances = None if data.weights is None else data.weights / data.weights.sum()
-        shape = (self.num_particles,)
-        rows = jax.random.choice(key, num_rows(data), shape, p=chances)
-        return Context((), jax.tree.map(lambda leaf: leaf[rows], data.x))
+        particles = start_particles(
+            key,
+            self.energy,
+            params,
+            data,
+            count=self.num_particles,
+            step_size=first_step(self.sampler, self.target, params),
+        )
+        return Context((), particles)
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        keys = jax.random.split(key, self.num_particles)
-        return context._replace(shared=_moved(self, keys, params, context.shared))
+        particles = move_particles(
+            key,
+            self.energy,
+            params,
+            context.shared,
+            sampler=self.sampler,
+            num_moves=self.num_moves,
+            target=self.target,
+        )
+        return context._replace(shared=particles)
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         return self.energy(params, x)
 
-    def rest(self, params: Params, shared: State) -> Scalar:
-        return -jnp.mean(jax.vmap(self.energy, (None, 0))(params, shared))
-
-
-def _prepare(objective, params, data):
-    refuse_mask(data, "contrastive divergence compares energies of complete rows")
-    first = jax.tree.map(lambda rows: floating(rows[0]), data.x)
-    check_energy(objective.energy, params, first)
-    model = potential(objective.energy, params)
-    return data._replace(x=objective.sampler.prepare(model, data.x))
-
-
-def _moved(objective, keys, params, x):
-    """Where chains from `x` are after the moves of a round."""
-    model, sampler = potential(objective.energy, params), objective.sampler
-
-    def one(key, x):
-        start_key, key = jax.random.split(key)
-        state = sampler.init(start_key, model, x)
-        return move(key, sampler, model, state, num_steps=objective.num_moves)[0].x
-
-    return jax.lax.stop_gradient(jax.vmap(one)(keys, x))
+    def rest(self, params: Params, shared: Particles) -> Scalar:
+        return -jnp.mean(energies(self.energy, params, shared.x))

@@ -10,9 +10,23 @@ the same minimiser, still convex if the energy is linear in its parameters, and 
 from any start. Flow between data states is kept unless told otherwise: its gradient
 cancels in pairs at the truth, so the estimator stays consistent.
 
-Reference: thesis, chapter "Minimum Probability Flow", eq. Kfinal; Sohl-Dickstein,
-Battaglino and DeWeese, PRL 107, 220601 (2011).
+In continuous spaces neighbours serve less well. There a flow to all states, x' being
+reached as often as the model at reference parameters r would, factors into a mean over
+the data and one over particles that stand for that model (`PersistentMPF`):
+
+    log K = log mean over data x of exp((E(x) - E(x; r)) / 2)
+          + log mean over particles s of exp((E(s; r) - E(s)) / 2).
+
+At r itself log K is 0, and its gradient is half that of -log p, but for the particles'
+noise. It has no lower bound where parameters tell data from particles: rounds are
+short.
+
+Reference: thesis, chapter "Minimum Probability Flow", eqs. Kfinal and PMPF cont;
+Sohl-Dickstein, Battaglino and DeWeese, PRL 107, 220601 (2011).
 """
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +34,31 @@ import jax.numpy as jnp
 from probjax.connectivity import BitFlips
 from probjax.data import as_data, refuse_mask
 from probjax.objectives.gaps import GapObjective
+from probjax.objectives.particles import (
+    Particles,
+    energies,
+    move_particles,
+    prepare_rows,
+    start_particles,
+)
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
-from probjax.types import Connectivity, Data, Energy, Gaps, Params, PRNGKeyArray, Scalar
+from probjax.samplers.following import check_target_accept, first_step
+from probjax.types import (
+    Array,
+    Connectivity,
+    Context,
+    Data,
+    Energy,
+    Gaps,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    Scalar,
+    State,
+    check_count,
+    recipe,
+    static,
+)
 
 
 def MPF(
@@ -77,3 +114,78 @@ def _flow(key, objective, params, data):
     rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
     weights = jnp.ones_like(rows) if data.weights is None else data.weights
     return jnp.exp(objective.reduce(rows, weights))
+
+
+@recipe
+class PersistentMPF:
+    """Minimum probability flow between rows and particles of the model.
+
+    Give `fit` many rounds, and few steps in each: the particles are moved, and their
+    model becomes the reference, once a round. They are shared, as `Particles`, which
+    tell how they do; a row's context is its energy at the reference.
+
+    Args:
+        sampler: what moves particles, for any states it is made for.
+        num_particles: they start at rows drawn from the data; None for one at each.
+        num_moves: steps of the sampler in a round.
+        target: the acceptance that the step size of a sampler that has one follows;
+            None to leave it as it is.
+
+    >>> from probjax import HeatBath, fit, ising
+    >>> data = jnp.tile(jnp.array([[0.0, 1], [1, 0], [1, 0], [0, 0]]), (100, 1))
+    >>> objective = PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=1000)
+    >>> start, key = ising.init(jax.random.key(0), 2), jax.random.key(1)
+    >>> found = fit(key, objective, start, data, num_rounds=50, steps_per_round=3)
+    >>> bool(found.params.bias[1] > found.params.bias[0])
+    True
+    """
+
+    energy: Energy = static()
+    _: KW_ONLY
+    sampler: Sampler
+    num_particles: int | None = static(default=None)
+    num_moves: int = static(default=10)
+    target: float | None = 0.8
+    reduce: Callable[[Array, Array], Scalar] = static(default=log_mean_exp)
+
+    def __post_init__(self):
+        check_count("num_moves", self.num_moves)
+        if self.num_particles is not None:
+            check_count("num_particles", self.num_particles)
+        check_target_accept(self.target)
+
+    def prepare(self, params: Params, data: Data) -> Data:
+        why = "persistent flow compares energies of complete rows"
+        return prepare_rows(self.energy, self.sampler, params, data, why)
+
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
+        particles = start_particles(
+            key,
+            self.energy,
+            params,
+            data,
+            count=self.num_particles,
+            step_size=first_step(self.sampler, self.target, params),
+        )
+        return Context(energies(self.energy, params, data.x), particles)
+
+    def refresh(
+        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
+    ) -> Context:
+        particles = move_particles(
+            key,
+            self.energy,
+            params,
+            context.shared,
+            sampler=self.sampler,
+            num_moves=self.num_moves,
+            target=self.target,
+        )
+        return Context(energies(self.energy, params, data.x), particles)
+
+    def row(self, params: Params, x: State, context: Scalar) -> Scalar:
+        return (self.energy(params, x) - context) / 2
+
+    def rest(self, params: Params, shared: Particles) -> Scalar:
+        falls = (shared.reference - energies(self.energy, params, shared.x)) / 2
+        return log_mean_exp(falls, jnp.ones_like(falls))

@@ -70,7 +70,7 @@ def test_particles_persist_and_give_the_likelihood_gradient(key):
     particles = 20_000
     objective = PersistentDivergence(ising.energy, HeatBath(), particles, num_moves=20)
     context = objective.init(key, params, Data(data))
-    assert {tuple(x) for x in np.asarray(context.shared)} == {
+    assert {tuple(x) for x in np.asarray(context.shared.x)} == {
         tuple(x) for x in np.asarray(data)
     }
     context = objective.refresh(key, params, Data(data), context)

@@ -1,0 +1,118 @@
+"""Chains that follow a model while it is learned, and step sizes that follow them.
+
+Between rounds of a fit its parameters move, and with them the length of step that is
+worth taking. After every step of all chains together the logarithm of the step size
+goes up or down a little, until proposals are accepted as often as wanted. The steps of
+a round still leave its model unchanged as far as the step size is concerned: what one
+chain does is next to nothing in the mean of many.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax import random
+from probjax.potential import potential
+from probjax.types import (
+    Array,
+    Energy,
+    Float,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    Scalar,
+    State,
+    float_dtype,
+    is_concrete,
+)
+
+GAIN = 0.2
+
+
+class Moved(NamedTuple):
+    """Chains after some steps."""
+
+    x: State
+    """Where they are, leaves `(chain, ...)`."""
+    accept: Float[Array, " chain"]
+    """The share of each one's proposals that were accepted."""
+    step_size: Scalar | None
+    """What it came to; None if it was left alone."""
+
+
+def move_chains(
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    x: State,
+    *,
+    sampler: Sampler,
+    num_steps: int,
+    axes: Any = None,
+    step_size: Scalar | None = None,
+    target: Scalar | float | None = None,
+) -> Moved:
+    """Steps of many chains from `x`, to be called where code is compiled.
+
+    Args:
+        axes: those of `params` along which every chain has its own, as for `vmap`.
+        step_size: where that of the sampler begins; None to leave it as it is.
+        target: the acceptance that it follows.
+    """
+    keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
+
+    def start(key, params, x):
+        # Steps are numbered from 0, so no step has this number.
+        now = random.fold_in(key, 2**31 - 1)
+        return sampler.init(now, potential(energy, params), x)
+
+    def step(number, carry):
+        states, accept, log_step = carry
+        here = sampler if log_step is None else _with_step(sampler, log_step)
+
+        def one(key, params, state):
+            now = random.fold_in(key, number)
+            return here.step(now, potential(energy, params), state)
+
+        states, info = jax.vmap(one, (0, axes, 0))(keys, params, states)
+        if log_step is not None and target is not None:
+            log_step = nearer(log_step, info.chance.mean(), target)
+        return states, accept + info.accept / num_steps, log_step
+
+    states = jax.vmap(start, (0, axes, 0))(keys, params, x)
+    log_step = None if step_size is None else jnp.log(step_size)
+    accept = jnp.zeros(len(keys), float_dtype(params))
+    carry = (states, accept, log_step)
+    states, accept, log_step = jax.lax.fori_loop(0, num_steps, step, carry)
+    found = None if log_step is None else jnp.exp(log_step)
+    return jax.lax.stop_gradient(Moved(states.x, accept, found))
+
+
+def first_step(sampler: Any, target: float | None, params: Params) -> Scalar | None:
+    """Where a step size begins to follow; None if there is none, or it is not to."""
+    if target is None or not is_tunable(sampler):
+        return None
+    return jnp.asarray(sampler.step_size, float_dtype(params))
+
+
+def is_tunable(sampler: Any) -> bool:
+    """Whether it has a step size that can be found."""
+    return hasattr(sampler, "step_size")
+
+
+def nearer(log_step: Scalar, chance: Scalar, target: Scalar | float) -> Scalar:
+    """A step size a little nearer to that with the acceptance that is wanted."""
+    miss = (chance - target) / (target * (1 - target))
+    return log_step + (GAIN * jnp.clip(miss, -1, 1)).astype(log_step.dtype)
+
+
+def check_target_accept(target: Any) -> None:
+    """Refuse what is no acceptance to aim at."""
+    if target is not None and is_concrete(target) and not 0 < target < 1:
+        raise ValueError(f"target must be between 0 and 1, got {target}")
+
+
+def _with_step(sampler, log_step):
+    return dataclasses.replace(sampler, step_size=jnp.exp(log_step))

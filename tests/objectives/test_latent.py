@@ -1,0 +1,128 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from probjax import EM, HMC, Data, Gaussian, HeatBath, charts, fit, linear
+
+SIZE = 4
+
+
+def model(seed, latents=2, noise=0.5):
+    return linear.init(jax.random.key(seed), SIZE, latents, noise=noise)
+
+
+def likelihood(params, x):
+    return jax.vmap(linear.gaussian_log_likelihood, (None, 0))(params, x).mean()
+
+
+def objective(**knobs):
+    knobs = {"base": Gaussian(2), "sampler": HMC(1.0, num_steps=3)} | knobs
+    return EM(linear.gaussian, **knobs)
+
+
+def test_latents_become_draws_of_the_posterior(key):
+    """Of one row many times: mean and covariance against the closed form."""
+    params = model(0)
+    x, _ = linear.sample_gaussian(key, params, num_draws=1)
+    data = Data(jnp.repeat(x, 500, axis=0))
+    em = objective(num_chains=8, num_moves=60)
+    context = em.refresh(key, params, data, em.init(key, params, data))
+    draws = context.rows.reshape(-1, 2)
+    basis, noise = params
+    precision = np.eye(2) + basis.T @ basis / noise**2
+    mean = np.linalg.solve(precision, basis.T @ x[0] / noise**2)
+    covariance = np.linalg.inv(precision)
+    error = np.sqrt(np.diag(covariance) / len(draws))
+    assert np.all(np.abs(draws.mean(0) - mean) < 5 * error)
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.1 * covariance.max())
+    assert 0.7 < context.shared.accept < 0.9
+
+
+def test_the_mean_gradient_is_that_of_the_likelihood(key):
+    """Fisher's identity, with latents from the posterior itself."""
+    params = model(1)
+    x, _ = linear.sample_gaussian(key, model(2), num_draws=3)
+    chains = 20_000
+    keys = jax.random.split(key, (3, chains))
+    draw = jax.vmap(
+        jax.vmap(linear.gaussian_posterior_sample, (0, None, None)), (0, None, 0)
+    )
+    latents = draw(keys, params, x)
+    em = objective()
+    each = jax.vmap(jax.vmap(jax.grad(em.row), (None, None, 0)), (None, 0, 0))(
+        params, x, latents[:, :, None]
+    )
+    expected = jax.grad(lambda params: -likelihood(params, x))(params)
+    for mine, theirs in zip(*map(jax.tree.leaves, (each, expected)), strict=True):
+        error = mine.std(1).mean(0) / np.sqrt(3 * chains)
+        assert jnp.all(jnp.abs(mine.mean((0, 1)) - theirs) < 5 * error)
+
+
+def test_rounds_do_not_lower_the_likelihood_beyond_noise(key):
+    """EM with exact M-steps, each round's likelihood in closed form."""
+    truth = model(3)
+    x, _ = linear.sample_gaussian(key, truth, num_draws=2000)
+    start = model(4)
+    seen = [likelihood(start, x)]
+    found = fit(
+        key,
+        objective(num_moves=20),
+        start,
+        x,
+        num_rounds=40,
+        steps_per_round=100,
+        tolerance=1e-4,
+        callback=lambda progress: seen.append(likelihood(progress.params, x)),
+        callback_every=100,
+    )
+    seen = np.array(seen)
+    assert seen[-1] - seen[0] > 0.1
+    # A parameter's share of noise is half a nat over all rows, and there are nine.
+    noise = 9 / 2 / 2000
+    assert np.diff(seen).min() > -3 * noise
+    square = x.T @ x / len(x)
+    values, axes = np.linalg.eigh(square)
+    rest = values[:-2].mean()
+    best = linear.Params(
+        jnp.asarray(axes[:, -2:] * np.sqrt(values[-2:] - rest), x.dtype),
+        jnp.sqrt(jnp.asarray(rest)),
+    )
+    assert likelihood(best, x) - seen[-1] < 0.03
+    assert found.context.rows.shape == (2000, 1, 2)
+
+
+def test_batches_of_rows_do_as_well(key):
+    truth = model(3)
+    x, _ = linear.sample_gaussian(key, truth, num_draws=2000)
+    start = model(4)
+    found = fit(
+        key,
+        objective(num_moves=3),
+        start,
+        Data(x, jnp.ones(2000)),
+        chart=charts.Positive(linear.Params(False, True)),
+        optimizer=optax.adam(optax.cosine_decay_schedule(0.05, 600)),
+        batch_size=250,
+        num_rounds=600,
+        steps_per_round=1,
+    )
+    assert likelihood(found.params, x) > likelihood(truth, x) - 0.02
+
+
+def test_bad_input_is_refused_in_a_sentence(key):
+    x = jnp.zeros((5, SIZE))
+    params = model(0)
+    with pytest.raises(ValueError, match="num_chains must be .* at least 1, got 0"):
+        objective(num_chains=0)
+    with pytest.raises(ValueError, match="num_moves must be .* at least 1, got 0"):
+        objective(num_moves=0)
+    with pytest.raises(ValueError, match="target must be between 0 and 1"):
+        objective(target=1.5)
+    with pytest.raises(ValueError, match="4 sites and 2 latents, got .* a of shape"):
+        fit(key, objective(base=Gaussian(3)), params, x)
+    with pytest.raises(ValueError, match="Gaussian draws continuous states, which"):
+        fit(key, objective(sampler=HeatBath()), params, x)
+    with pytest.raises(ValueError, match="latents are sampled given complete rows"):
+        fit(key, objective(), params, Data(x, mask=jnp.ones(x.shape, bool)))
