@@ -132,7 +132,7 @@ def _existing(folder: Path) -> Path:
 def _arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     """Stacks of images by name out of an archive."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             if missing := set(names) - set(file.files):
                 raise ValueError(f"it has no {sorted(missing)}, but {file.files}")
             return [_checked_stack(name, file[name]) for name in names]

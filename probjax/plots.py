@@ -133,7 +133,7 @@ def groupings(
     columns: int = 10,
     ax: Any = None,
 ) -> Any:
-    """What groups pool: a row a group, of its filters from the strongest to the weakest.
+    """What groups pool: a row a group, its filters from the strongest to the weakest.
 
     Contrasts are the magnitudes of weights as shares of the group's largest, whatever
     their signs: those of an mcRBM's pools are negative.
@@ -186,12 +186,8 @@ def _mosaic(tiles, columns, ax):
     framed[:count, 1:, 1:] = tiles
     sheet = framed.reshape(-1, columns, height + 1, width + 1).swapaxes(1, 2)
     sheet = sheet.reshape(-1, columns * (width + 1))
-    ax.imshow(
-        np.pad(sheet, ((0, 1), (0, 1)), constant_values=np.nan),
-        cmap="grey",
-        vmin=-1,
-        vmax=1,
-    )
+    sheet = np.pad(sheet, ((0, 1), (0, 1)), constant_values=np.nan)
+    ax.imshow(sheet, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
     ax.set_axis_off()
     return ax
 
