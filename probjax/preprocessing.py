@@ -243,9 +243,10 @@ def _moments(data):
     """Mean and covariance over rows, in double precision."""
     rows = np.asarray(data.x, np.float64)
     weights = np.ones(len(rows)) if data.weights is None else np.asarray(data.weights)
-    mean = np.average(rows, 0, weights)
+    weights = weights / weights.sum()
+    mean = weights @ rows
     away = rows - mean
-    away *= np.sqrt(weights / weights.sum())[:, None]
+    away *= np.sqrt(weights)[:, None]
     return mean, away.T @ away
 
 
@@ -259,7 +260,12 @@ def _noise(x, values):
 def whiten(
     whitening: Whitening, x: Float[ArrayLike, "*row site"]
 ) -> Float[Array, "*row component"]:
-    """White coordinates of one state, or of rows."""
+    """White coordinates of one state, or of rows.
+
+    >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [3.0, 0.0]]), num_components=1)
+    >>> whiten(fitted, jnp.array([3.0, 9.0])).tolist()
+    [1.0]
+    """
     x = floating(x)
     _check_length("x", x, len(whitening.mean), "sites")
     away = x - jnp.broadcast_to(whitening.mean, x.shape)
@@ -289,6 +295,10 @@ def zero_phase(
 
     A' y: of all white coordinates those nearest to the data. Covariance 1 over the
     subspace of the axes.
+
+    >>> x = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    >>> jnp.abs(zero_phase(fit_whitening(x), x)).round(3)[::2].tolist()
+    [[1.4140000343322754, 0.0], [0.0, 1.4140000343322754]]
     """
     return whiten(whitening, x) @ whitening.axes
 
@@ -299,6 +309,10 @@ def pixel_bases(
     """What a latent adds to a patch, of the columns that it adds to white coordinates.
 
     unwhiten(B a) = mean + pixel_bases(B) a
+
+    >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [5.0, 0.0]]), num_components=1)
+    >>> pixel_bases(fitted, jnp.array([[1.0, 3.0]])).tolist()
+    [[2.0, 6.0], [0.0, 0.0]]
     """
     basis = floating(basis)
     _check_length("basis", basis.T, len(whitening.scales), "components")
@@ -311,6 +325,10 @@ def pixel_filters(
     """Rows to apply to patches, of rows to apply to white coordinates.
 
     F whiten(x) = pixel_filters(F) (x - mean)
+
+    >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [5.0, 0.0]]), num_components=1)
+    >>> pixel_filters(fitted, jnp.array([[1.0], [3.0]])).tolist()
+    [[0.5, 0.0], [1.5, 0.0]]
     """
     filters = floating(filters)
     _check_length("filters", filters, len(whitening.scales), "components")
