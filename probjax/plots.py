@@ -1,12 +1,13 @@
 """Figures. Functions take `ax=`, draw on it and return it; matplotlib loads on call."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from probjax.goodness import Comparison
 from probjax.models import hopfield
-from probjax.types import ArrayLike
+from probjax.types import ArrayLike, check_count
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
@@ -99,6 +100,96 @@ def recovery(
         label=label,
     )
     return _shares(ax, "flipped bits", "share recovered exactly")
+
+
+def receptive_fields(
+    filters: ArrayLike,
+    *,
+    shape: tuple[int, int] | None = None,
+    columns: int | None = None,
+    ax: Any = None,
+) -> Any:
+    """Filters as images side by side, of equal contrast, grey being zero.
+
+    Of white coordinates show `preprocessing.pixel_filters(whitening, filters)`, and for
+    the columns of a basis `preprocessing.pixel_bases(whitening, basis).T`.
+
+    Args:
+        filters: one a row, `(filter, site)`.
+        shape: rows and columns of pixels of each; square if None.
+        columns: how many side by side; about as many as below each other if None.
+    """
+    tiles = _tiles(filters, shape)
+    columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
+    check_count("columns", columns)
+    return _mosaic(tiles, columns, ax)
+
+
+def groupings(
+    filters: ArrayLike,
+    weights: ArrayLike,
+    *,
+    shape: tuple[int, int] | None = None,
+    columns: int = 10,
+    ax: Any = None,
+) -> Any:
+    """What groups pool: a row a group, its filters from the strongest to the weakest.
+
+    Contrasts are the magnitudes of weights as shares of the group's largest, whatever
+    their signs: those of an mcRBM's pools are negative.
+
+    Args:
+        filters, shape: as for `receptive_fields`.
+        weights: one column a group, `(filter, group)`.
+        columns: how many of a group's filters to show, at most.
+    """
+    tiles, weights = _tiles(filters, shape), np.asarray(weights)
+    check_count("columns", columns)
+    if weights.ndim != 2 or len(weights) != len(tiles) or weights.size == 0:
+        raise ValueError(
+            f"weights must be (filter, group) for {len(tiles)} filters, got shape "
+            f"{weights.shape}"
+        )
+    strength = np.abs(weights.T)
+    order = np.argsort(-strength, axis=1, kind="stable")[:, :columns]
+    contrast = _normalised(np.take_along_axis(strength, order, axis=1), axis=1)
+    shown = contrast[:, :, None, None] * tiles[order]
+    return _mosaic(shown.reshape(-1, *tiles.shape[1:]), order.shape[1], ax)
+
+
+def _tiles(filters, shape):
+    """Filters as images, each with a largest magnitude of 1, or of 0."""
+    rows = np.asarray(filters)
+    if rows.ndim != 2 or rows.size == 0 or not np.isfinite(rows).all():
+        raise ValueError(f"filters must be finite (filter, site), got {rows.shape}")
+    side = math.isqrt(rows.shape[1])
+    shape = (side, side) if shape is None else shape
+    if math.prod(shape) != rows.shape[1]:
+        raise ValueError(
+            f"filters of {rows.shape[1]} sites are no images of {shape[0]} x "
+            f"{shape[1]} pixels: give shape=(rows, columns), or bring filters of white "
+            "coordinates to pixels by preprocessing.pixel_filters"
+        )
+    return _normalised(rows, axis=1).reshape(-1, *shape)
+
+
+def _normalised(values, axis):
+    largest = np.abs(values).max(axis=axis, keepdims=True)
+    return values / np.where(largest > 0, largest, 1)
+
+
+def _mosaic(tiles, columns, ax):
+    """Images row by row, with a line of nothing, shown white, around each."""
+    ax = _axes(ax)
+    count, height, width = tiles.shape
+    framed = np.full((-(-count // columns) * columns, height + 1, width + 1), np.nan)
+    framed[:count, 1:, 1:] = tiles
+    sheet = framed.reshape(-1, columns, height + 1, width + 1).swapaxes(1, 2)
+    sheet = sheet.reshape(-1, columns * (width + 1))
+    sheet = np.pad(sheet, ((0, 1), (0, 1)), constant_values=np.nan)
+    ax.imshow(sheet, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+    ax.set_axis_off()
+    return ax
 
 
 def _shares(ax, xlabel, ylabel):

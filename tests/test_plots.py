@@ -1,5 +1,6 @@
 import matplotlib
 import numpy as np
+import pytest
 
 matplotlib.use("Agg")
 
@@ -64,3 +65,61 @@ def test_recovery_draws_exact_shares_against_flipped_bits():
     assert line.get_label() == "m = 2"
     assert line.get_marker() == "s"
     pyplot.close()
+
+
+def shown(ax):
+    return np.ma.filled(ax.images[0].get_array(), np.nan)
+
+
+def test_receptive_fields_lie_row_by_row_each_with_its_own_contrast():
+    _, ax = pyplot.subplots()
+    filters = np.array([[1.0, 2, -4, 0], [0, 0, 0, 0], [0.1, 0, 0, -0.05]])
+    assert plots.receptive_fields(filters, columns=2, ax=ax) is ax
+    gap = np.nan
+    expected = [
+        [gap, gap, gap, gap, gap, gap, gap],
+        [gap, 0.25, 0.5, gap, 0, 0, gap],
+        [gap, -1, 0, gap, 0, 0, gap],
+        [gap, gap, gap, gap, gap, gap, gap],
+        [gap, 1, 0, gap, gap, gap, gap],
+        [gap, 0, -0.5, gap, gap, gap, gap],
+        [gap, gap, gap, gap, gap, gap, gap],
+    ]
+    np.testing.assert_allclose(shown(ax), expected)
+    # Grey is zero for all.
+    assert ax.images[0].get_clim() == (-1, 1)
+    pyplot.close()
+
+
+def test_receptive_fields_need_not_be_square():
+    ax = plots.receptive_fields(np.ones((5, 6)), shape=(2, 3))
+    assert shown(ax).shape == (2 * 3 + 1, 3 * 4 + 1)
+    pyplot.close()
+
+
+def test_groupings_fall_in_strength_from_left_to_right():
+    filters = np.eye(4)[:3]
+    weights = np.array([[0.5, -1], [2, 0], [-1, -4]])
+    ax = plots.groupings(filters, weights, columns=2)
+    tiles = shown(ax)[:-1, :-1].reshape(2, 3, 2, 3).swapaxes(1, 2)[:, :, 1:, 1:]
+    expected = [[1 * filters[1], 0.5 * filters[2]], [1 * filters[2], 0.25 * filters[0]]]
+    np.testing.assert_allclose(tiles.reshape(2, 2, 4), expected)
+    assert ax.images[0].get_clim() == (-1, 1)
+    pyplot.close()
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plots.receptive_fields(np.ones((3, 5))), "5 sites.*2 x 2 pixels"),
+        (lambda: plots.receptive_fields(np.ones((3, 6)), shape=(2, 2)), "give shape="),
+        (lambda: plots.receptive_fields(np.ones(4)), r"\(filter, site\), got \(4,\)"),
+        (lambda: plots.receptive_fields(np.full((1, 4), np.nan)), "must be finite"),
+        (lambda: plots.receptive_fields(np.ones((1, 4)), columns=0), "columns must be"),
+        (lambda: plots.groupings(np.ones((3, 4)), np.ones((2, 3))), r"got.*\(2, 3\)"),
+        (lambda: plots.groupings(np.ones((3, 4)), np.ones(3)), r"for 3 filters"),
+    ],
+)
+def test_what_is_no_set_of_images_is_not_drawn(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
