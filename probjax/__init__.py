@@ -51,7 +51,17 @@ from probjax.fitting import (
     fit,
     loss,
 )
-from probjax.models import experts, hopfield, ising, linear, potts, rbm
+from probjax.models import (
+    bilinear,
+    experts,
+    hopfield,
+    ica,
+    ising,
+    linear,
+    mcrbm,
+    potts,
+    rbm,
+)
 from probjax.natural import (
     energy_scores,
     fit_whitened,
@@ -163,6 +173,7 @@ __all__ = [
     "ais_until",
     "annealing",
     "annealing_bar",
+    "bilinear",
     "charts",
     "closed_form",
     "compare",
@@ -176,6 +187,7 @@ __all__ = [
     "fit_path",
     "flow",
     "goodness",
+    "ica",
     "interop",
     "natural",
     "natural_gradient",
@@ -190,6 +202,7 @@ __all__ = [
     "log_likelihood",
     "loss",
     "marginal_log_likelihood",
+    "mcrbm",
     "mean_field",
     "potential",
     "potts",

@@ -77,7 +77,7 @@ def laplace_unnormalisable(params: Params) -> str:
         return "filters and strengths must be finite, got NaN or infinity"
     if strength.min() < 0:
         return f"strengths must not be negative, got {strength.min():.3g}"
-    rank, size = _rank(filters[strength > 0]), filters.shape[1]
+    rank, size = filter_rank(filters[strength > 0]), filters.shape[1]
     if rank < size:
         return (
             f"the filters of experts of positive strength span {rank} of {size} "
@@ -111,6 +111,15 @@ def student_t_unnormalisable(params: Params) -> str:
             f"{counted.sum():.3g}"
         )
     return ""
+
+
+def filter_rank(filters: np.ndarray) -> int:
+    """How many directions the rows of a concrete matrix span."""
+    if not len(filters):
+        return 0
+    # Of rows of one length, as a long one would drown the others.
+    lengths = np.linalg.norm(filters, axis=1, keepdims=True)
+    return int(np.linalg.matrix_rank(filters / np.where(lengths > 0, lengths, 1)))
 
 
 @closed_form(unnormalisable=student_t_unnormalisable)
@@ -168,14 +177,6 @@ def sample_laplace(
     shape = (num_draws, len(params.strength))
     noise = jax.random.laplace(key, shape, float_dtype(params))
     return _states(params, noise / params.strength[None])
-
-
-def _rank(rows):
-    if not len(rows):
-        return 0
-    # Of rows of one length, as a long one would drown the others.
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return int(np.linalg.matrix_rank(rows / np.where(lengths > 0, lengths, 1)))
 
 
 def _states(params, responses):
