@@ -15,7 +15,7 @@ prior is the base `prior(params)`; samplers keep d within `bounds(params)`.
 Open are the lengths of the rows T_l and P_l, which the column B_l can take on; two of
 the three signs of T_l, P_l and B_l; the sign of each column of T, as c has any; and the
 orders of the a_l, of c and of d. Entries of d have neither sign nor scale to give away.
-`canonical` settles all of them.
+`canonical` settles all of them. The noise is held by `chart`, as for `linear`.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", bilinear generative;
 Culpepper, Sohl-Dickstein and Olshausen, ICCV (2011).
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.annealing.base import Exponential, Laplace, Product
+from probjax.charts import Frozen
 from probjax.leapfrog import Bounds
 from probjax.models.canonical import lengths, longest_first, signs
 from probjax.types import (
@@ -118,7 +119,7 @@ def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
 def prior(params: Params) -> Product:
     """The prior of the latents, as a base."""
     signed, positive = params.linear.shape[1], params.modulation.shape[1]
-    return Product(Latents(Laplace(signed), Exponential(positive)))
+    return Product(Latents._make([Laplace(signed), Exponential(positive)]))
 
 
 def bounds(params: Params) -> Bounds:
@@ -141,6 +142,11 @@ def sample(
     a = jax.vmap(coefficients, (None, 0))(params, latents)
     noise = random.normal(noise_key, (num_draws, len(params.basis)), dtype)
     return a @ params.basis.T + params.noise * noise, latents
+
+
+def chart(params: Params) -> Frozen:
+    """A chart for `fit` that holds the noise, and lets all else move."""
+    return Frozen(params, Params._make([True, True, True, False]))
 
 
 def canonical(params: Params) -> Params:

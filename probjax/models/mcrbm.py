@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
+from probjax.charts import Affine, Composed, Frozen, Positive
 from probjax.models.canonical import lengths, longest_first, signs
 from probjax.types import (
     Array,
@@ -153,6 +154,25 @@ def mean_log_odds(params: Params, x: Float[Array, " site"]) -> Float[Array, " me
     """The log odds that each mean unit is on, given a state."""
     _check(params, x)
     return params.mean_filters @ x + params.mean_bias
+
+
+def chart(params: Params) -> Composed:
+    """A chart for `fit` that keeps the pooling below zero and sigma above it.
+
+    Entries of the pooling that are exactly zero have no logarithm, and stay zero: no
+    connection.
+    """
+    if is_concrete(params) and np.max(params.pooling) > 0:
+        raise ValueError(
+            f"pooling must not be above zero, got {np.max(params.pooling):.3g}"
+        )
+    if is_concrete(params) and params.scale <= 0:
+        raise ValueError(f"scale must be above zero, got {params.scale:.3g}")
+    connected = params.pooling != 0
+    free = Params._make([True, connected, *[True] * 5])
+    turned = Params._make([1.0, -1.0, *[1.0] * 5])
+    positive = Params._make([False, connected, *[False] * 4, True])
+    return Composed((Frozen(params, free), Affine(scale=turned), Positive(positive)))
 
 
 def canonical(params: Params) -> Params:
