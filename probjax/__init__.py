@@ -53,7 +53,17 @@ from probjax.fitting import (
     fit,
     loss,
 )
-from probjax.models import experts, hopfield, ising, linear, potts, rbm
+from probjax.models import (
+    bilinear,
+    experts,
+    hopfield,
+    ica,
+    ising,
+    linear,
+    mcrbm,
+    potts,
+    rbm,
+)
 from probjax.natural import (
     energy_scores,
     fit_whitened,
@@ -168,6 +178,7 @@ __all__ = [
     "ais_until",
     "annealing",
     "annealing_bar",
+    "bilinear",
     "charts",
     "closed_form",
     "compare",
@@ -182,6 +193,7 @@ __all__ = [
     "fit_path",
     "flow",
     "goodness",
+    "ica",
     "interop",
     "natural",
     "natural_gradient",
@@ -196,6 +208,7 @@ __all__ = [
     "log_likelihood",
     "loss",
     "marginal_log_likelihood",
+    "mcrbm",
     "mean_field",
     "potential",
     "potts",

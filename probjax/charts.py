@@ -3,7 +3,7 @@
 A chart is a pair of maps, coordinates = forward(params) and params =
 inverse(coordinates). Descent in other coordinates takes another way to the same
 minimum; these charts also confine it, to parameters with some entries held (`Frozen`)
-or above zero (`Positive`).
+or above zero (`Positive`); after `Affine`, above or below any number.
 
 Which entries they are is said by a tree of booleans like the parameters or a prefix of
 it: one boolean stands for a leaf or a whole subtree, an array of them for the entries
@@ -91,6 +91,42 @@ class Positive:
 
 
 @recipe
+class Affine:
+    """Entries are a shift and a scale times their coordinate.
+
+    Before `Positive` in `Composed`, a shift is what entries are above, and with a scale
+    of -1, below.
+
+    Args:
+        shift: a tree of numbers like the parameters or a prefix of it.
+        scale: likewise, none of them zero.
+
+    >>> below_half = Composed((Affine(0.5, -1.0), Positive()))
+    >>> below_half.inverse(jnp.zeros(2)).tolist()
+    [-0.5, -0.5]
+    """
+
+    shift: PyTree = 0.0
+    scale: PyTree = 1.0
+
+    def __post_init__(self):
+        if not holds(_is_finite_not_zero, self.scale):
+            raise ValueError(f"scale must be finite and not zero, got {self.scale}")
+
+    def forward(self, params: Params) -> PyTree:
+        shift, scale = self._numbers(params)
+        return jax.tree.map(lambda p, s, c: (p - s) / c, params, shift, scale)
+
+    def inverse(self, coordinates: PyTree) -> Params:
+        shift, scale = self._numbers(coordinates)
+        return jax.tree.map(lambda y, s, c: s + c * y, coordinates, shift, scale)
+
+    def _numbers(self, params):
+        pairs = {"shift": self.shift, "scale": self.scale}.items()
+        return [_spread(*pair, params, "number", jnp.number) for pair in pairs]
+
+
+@recipe
 class Composed:
     """Charts one after the other: forward from the first to the last.
 
@@ -112,23 +148,27 @@ class Composed:
 
 
 def _masks(name, prefix, params):
+    return _spread(name, prefix, params, "boolean", jnp.bool_)
+
+
+def _spread(name, prefix, params, what, kind):
     """`prefix` spread over all leaves of `params`."""
     try:
-        masks = jax.tree.broadcast(prefix, params)
+        spread = jax.tree.broadcast(prefix, params)
     except ValueError:
         raise ValueError(
             f"{name} must be a tree like params or a prefix of it, "
             f"{jax.tree.structure(params)}, got {jax.tree.structure(prefix)}"
         ) from None
-    pairs = zip(jax.tree.leaves(masks), jax.tree.leaves(params), strict=True)
-    for mask, leaf in pairs:
-        kind, shape = jnp.result_type(mask), jnp.shape(mask)
-        if kind != jnp.bool_ or shape not in ((), jnp.shape(leaf)):
+    pairs = zip(jax.tree.leaves(spread), jax.tree.leaves(params), strict=True)
+    for part, leaf in pairs:
+        found, shape = jnp.result_type(part), jnp.shape(part)
+        if not jnp.issubdtype(found, kind) or shape not in ((), jnp.shape(leaf)):
             raise ValueError(
-                f"{name} must hold one boolean or an array of them for a leaf of shape "
-                f"{jnp.shape(leaf)}, got {kind} of shape {shape}"
+                f"{name} must hold one {what} or an array of them for a leaf of shape "
+                f"{jnp.shape(leaf)}, got {found} of shape {shape}"
             )
-    return masks
+    return spread
 
 
 def _elsewhere(value, masks, params):
@@ -142,3 +182,7 @@ def _elsewhere(value, masks, params):
 
 def _is_positive(value):
     return value > 0
+
+
+def _is_finite_not_zero(value):
+    return jnp.isfinite(value) & (value != 0)

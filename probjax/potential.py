@@ -26,6 +26,7 @@ from probjax.types import (
     State,
     closed_forms,
     float_dtype,
+    is_concrete,
     recipe,
     static,
 )
@@ -140,6 +141,13 @@ def check_energy(energy: Energy, params: Params, x: State) -> None:
         ) from error
     if shape != ():
         raise ValueError(f"energy must return a scalar, got shape {shape}")
+
+
+def check_normalisable(energy: Energy, params: Params) -> None:
+    """Refuse parameters of a known model at which it has no partition function."""
+    told = closed_forms(energy).get("unnormalisable")
+    if told is not None and is_concrete(params) and (why := told(params)):
+        raise ValueError(f"the model has no partition function: {why}")
 
 
 def unbounded(energy: Energy, params: Params, data: Data) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from probjax.annealing.course import Particles
 from probjax.annealing.path import check_betas
-from probjax.potential import check_energy, potential
+from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.following import is_tunable
 from probjax.types import (
     Array,
@@ -19,7 +19,6 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
-    closed_forms,
     is_concrete,
 )
 
@@ -40,9 +39,7 @@ def check_target(
     key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
 ) -> None:
     """Refuse models, bases and samplers that do not go together."""
-    told = closed_forms(energy).get("unnormalisable")
-    if told is not None and is_concrete(params) and (why := told(params)):
-        raise ValueError(f"the model has no partition function: {why}")
+    check_normalisable(energy, params)
     few = jax.vmap(base.sample)(jax.random.split(key, 10))
     if getattr(base, "discrete", False):
         few = _discrete(key, base, sampler, few)

@@ -14,6 +14,11 @@ one response each, over |det F|, and exact draws are x = F^-1 u:
 A Student's t expert is a t density of nu = 2 lambda - 1 degrees of freedom in
 u sqrt(nu): its moments from order nu on are infinite.
 
+The order and the signs of the filters are open. A Laplace expert's strength is nothing
+but the length of its filter, so that `laplace_chart` holds it; that of a Student's t
+expert is the order of its tails, and `student_t_chart` keeps it where it may be.
+`laplace_canonical` and `student_t_canonical` settle what is open.
+
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", product of experts;
 Hinton, Neural Computation 14, 1771 (2002).
 """
@@ -27,6 +32,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 
 from probjax import random
+from probjax.charts import Affine, Composed, Frozen, Positive
+from probjax.models.canonical import longest_first, signs
 from probjax.types import (
     Array,
     Float,
@@ -77,7 +84,7 @@ def laplace_unnormalisable(params: Params) -> str:
         return "filters and strengths must be finite, got NaN or infinity"
     if strength.min() < 0:
         return f"strengths must not be negative, got {strength.min():.3g}"
-    rank, size = _rank(filters[strength > 0]), filters.shape[1]
+    rank, size = filter_rank(filters[strength > 0]), filters.shape[1]
     if rank < size:
         return (
             f"the filters of experts of positive strength span {rank} of {size} "
@@ -111,6 +118,15 @@ def student_t_unnormalisable(params: Params) -> str:
             f"{counted.sum():.3g}"
         )
     return ""
+
+
+def filter_rank(filters: np.ndarray) -> int:
+    """How many directions the rows of a concrete matrix span."""
+    if not len(filters):
+        return 0
+    # Of rows of one length, as a long one would drown the others.
+    lengths = np.linalg.norm(filters, axis=1, keepdims=True)
+    return int(np.linalg.matrix_rank(filters / np.where(lengths > 0, lengths, 1)))
 
 
 @closed_form(unnormalisable=student_t_unnormalisable)
@@ -170,12 +186,39 @@ def sample_laplace(
     return _states(params, noise / params.strength[None])
 
 
-def _rank(rows):
-    if not len(rows):
-        return 0
-    # Of rows of one length, as a long one would drown the others.
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return int(np.linalg.matrix_rank(rows / np.where(lengths > 0, lengths, 1)))
+def student_t_chart(params: Params) -> Composed:
+    """A chart for `fit` that keeps strengths above 0; above 1/2 if there are as many
+    experts as sites, as these have no finite Z otherwise.
+    """
+    _check_strength(params)
+    experts, size = params.filters.shape
+    least = 0.5 if experts == size else 0.0
+    if is_concrete(params.strength) and not np.all(params.strength > least):
+        raise ValueError(
+            f"strengths of {experts} experts of {size} sites must be above {least}, "
+            f"got {np.min(params.strength):.3g}"
+        )
+    above = Affine(shift=Params._make([0.0, least]))
+    return Composed((above, Positive(Params._make([False, True]))))
+
+
+def laplace_chart(params: Params) -> Frozen:
+    """A chart for `fit` that holds the strengths, and lets the filters move."""
+    return Frozen(params, Params._make([True, False]))
+
+
+def student_t_canonical(params: Params) -> Params:
+    """The same energy: the longest filter first, largest entries above zero."""
+    filters = params.filters * signs(params.filters)[:, None]
+    order = longest_first(filters)
+    return Params(filters[order], params.strength[order])
+
+
+def laplace_canonical(params: Params) -> Params:
+    """The same energy: strengths of 1, signs and order as for Student's t experts."""
+    filters, strength = params
+    ones = jnp.ones_like(strength)
+    return student_t_canonical(Params(filters * strength[:, None], ones))
 
 
 def _states(params, responses):

@@ -11,8 +11,14 @@ With M sites and L latents the joints are -log p(x, a), with all constants:
                + sum_l |a_l| + L log 2
 
 (the thesis prints 2 for 2^L). So log p(x) is the log Z of the joint as an energy of
-`a`, whose prior is a base, `annealing.Gaussian(L)` or `annealing.Laplace(L)`. It is
+`a`, whose prior is a base, `gaussian_prior(params)` or `laplace_prior(params)`. It is
 known for the first: x is normal with covariance BB' + sigma^2 I.
+
+The order and the signs of the basis functions are open; their lengths are not, as the
+priors are of scale 1. With a normal prior so is every rotation of the latents: only BB'
+can be known. `laplace_canonical` settles the former, `gaussian_canonical` all. The
+thesis holds sigma at 0.1, and so does `chart`; `charts.Positive` on the noise alone
+lets it be fitted, above zero.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", linear generative;
 Olshausen and Field, Vision Research 37, 3311 (1997).
@@ -26,6 +32,9 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from probjax import random
+from probjax.annealing.base import Gaussian, Laplace
+from probjax.charts import Frozen
+from probjax.models.canonical import longest_first, signs
 from probjax.types import (
     Array,
     Float,
@@ -117,6 +126,40 @@ def sample_laplace(
 ) -> tuple[Float[Array, "draw site"], Float[Array, "draw latent"]]:
     """Draws of `(x, a)` with a Laplace prior."""
     return _generate(key, params, num_draws, jax.random.laplace)
+
+
+def gaussian_prior(params: Params) -> Gaussian:
+    """The normal prior of the latents, as a base."""
+    return Gaussian(params.basis.shape[1])
+
+
+def laplace_prior(params: Params) -> Laplace:
+    """The Laplace prior of the latents, as a base."""
+    return Laplace(params.basis.shape[1])
+
+
+def chart(params: Params) -> Frozen:
+    """A chart for `fit` that holds the noise, and lets the basis move."""
+    return Frozen(params, Params._make([True, False]))
+
+
+def laplace_canonical(params: Params) -> Params:
+    """The same model: the longest basis function first, largest entries above zero."""
+    rows = params.basis.T * signs(params.basis.T)[:, None]
+    return params._replace(basis=rows[longest_first(rows)].T)
+
+
+def gaussian_canonical(params: Params) -> Params:
+    """The same log p(x) with a normal prior: orthogonal basis functions.
+
+    They are the principal axes of BB', each as long as the standard deviation along it,
+    and zeros where there are more latents than sites.
+    """
+    axes, deviations, _ = jnp.linalg.svd(params.basis, full_matrices=False)
+    size, latents = params.basis.shape
+    found = jnp.zeros((size, latents), axes.dtype)
+    found = found.at[:, : len(deviations)].set(axes * deviations[None])
+    return laplace_canonical(params._replace(basis=found))
 
 
 def _generate(key, params, num_draws, prior):

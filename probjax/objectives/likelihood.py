@@ -18,7 +18,7 @@ from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
 from probjax.data import refuse_mask
 from probjax.objectives.reduce import mean
-from probjax.potential import check_energy, unbounded
+from probjax.potential import check_energy, check_normalisable, unbounded
 from probjax.types import (
     Array,
     Context,
@@ -67,6 +67,7 @@ class MaximumLikelihood:
         else:
             x = letters(data.x, num_states=self.num_states)
         check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], x))
+        check_normalisable(self.energy, params)
         jax.eval_shape(self.rest, params, self._space(x))
         return data._replace(x=x)
 
