@@ -145,14 +145,15 @@ def groupings(
     """
     tiles, weights = _tiles(filters, shape), np.asarray(weights)
     check_count("columns", columns)
-    if weights.ndim != 2 or len(weights) != len(tiles) or weights.size == 0:
+    fits = weights.ndim == 2 and len(weights) == len(tiles) and weights.size > 0
+    if not (fits and np.isfinite(weights).all()):
         raise ValueError(
-            f"weights must be (filter, group) for {len(tiles)} filters, got shape "
-            f"{weights.shape}"
+            f"weights must be finite (filter, group) for {len(tiles)} filters, got "
+            f"shape {weights.shape}"
         )
     strength = np.abs(weights.T)
     order = np.argsort(-strength, axis=1, kind="stable")[:, :columns]
-    contrast = _normalised(np.take_along_axis(strength, order, axis=1), axis=1)
+    contrast = _normalised(np.take_along_axis(strength, order, axis=1))
     shown = contrast[:, :, None, None] * tiles[order]
     return _mosaic(shown.reshape(-1, *tiles.shape[1:]), order.shape[1], ax)
 
@@ -170,12 +171,12 @@ def _tiles(filters, shape):
             f"{shape[1]} pixels: give shape=(rows, columns), or bring filters of white "
             "coordinates to pixels by preprocessing.pixel_filters"
         )
-    return _normalised(rows, axis=1).reshape(-1, *shape)
+    return _normalised(rows).reshape(-1, *shape)
 
 
-def _normalised(values, axis):
-    largest = np.abs(values).max(axis=axis, keepdims=True)
-    return values / np.where(largest > 0, largest, 1)
+def _normalised(rows):
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    return rows / np.where(largest > 0, largest, 1)
 
 
 def _mosaic(tiles, columns, ax):

@@ -118,6 +118,7 @@ def test_groupings_fall_in_strength_from_left_to_right():
         (lambda: plots.receptive_fields(np.ones((1, 4)), columns=0), "columns must be"),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones((2, 3))), r"got.*\(2, 3\)"),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones(3)), r"for 3 filters"),
+        (lambda: plots.groupings(np.ones((1, 4)), np.full((1, 1), np.nan)), "finite"),
     ],
 )
 def test_what_is_no_set_of_images_is_not_drawn(draw, message):
