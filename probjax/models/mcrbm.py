@@ -114,9 +114,9 @@ def unnormalisable(params: Params) -> str:
     if not is_concrete(params):
         return ""
     for name, leaf in params._asdict().items():
-        if not np.isfinite(leaf).all():
+        if not np.isfinite(np.asarray(leaf)).all():
             return f"{name} must be finite, got NaN or infinity"
-    if params.scale == 0:
+    if np.asarray(params.scale) == 0:
         return "scale must not be zero"
     return ""
 
@@ -166,12 +166,12 @@ def chart(params: Params) -> Composed:
     Entries of the pooling that are exactly zero have no logarithm, and stay zero: no
     connection.
     """
-    if is_concrete(params) and np.max(params.pooling) > 0:
-        raise ValueError(
-            f"pooling must not be above zero, got {np.max(params.pooling):.3g}"
-        )
-    if is_concrete(params) and params.scale <= 0:
-        raise ValueError(f"scale must be above zero, got {params.scale:.3g}")
+    if is_concrete(params):
+        most, scale = np.asarray(params.pooling).max(), np.asarray(params.scale)
+        if most > 0:
+            raise ValueError(f"pooling must not be above zero, got {most:.3g}")
+        if scale <= 0:
+            raise ValueError(f"scale must be above zero, got {scale:.3g}")
     connected = params.pooling != 0
     free = Params._make([True, connected, *[True] * 5])
     turned = Params._make([1.0, -1.0, *[1.0] * 5])

@@ -95,7 +95,7 @@ def test_annealing_finds_the_likelihood_of_one_site(key):
     found = annealed(key, params, data)
     assert found.stderr < 0.02
     assert abs(found.value - expected.mean()) < 5 * found.stderr
-    np.testing.assert_allclose(found.per_row, expected, atol=0.1)
+    np.testing.assert_allclose(found.per_row, expected, atol=0.2)
     # Without a basis no latent matters, and every particle has the same weight.
     found = annealed(key, params._replace(basis=jnp.zeros((1, 1))), data)
     np.testing.assert_allclose(found.per_row, noise_only, rtol=1e-5)

@@ -252,6 +252,20 @@ def test_bad_input_is_refused_in_a_sentence(call, message):
         call(with_arrays(model()))
 
 
+def test_checks_of_known_values_may_be_made_while_tracing():
+    params = with_arrays(model())
+
+    @jax.jit
+    def traced(x, given):
+        assert mcrbm.unnormalisable(params) == ""
+        assert mcrbm.unnormalisable(given) == ""
+        chart = mcrbm.chart(params)
+        return mcrbm.energy(chart.inverse(mcrbm.chart(given).forward(given)), x)
+
+    expected = mcrbm.energy(params, jnp.asarray(X))
+    np.testing.assert_allclose(traced(jnp.asarray(X), params), expected, rtol=1e-5)
+
+
 def test_what_has_no_finite_integral_is_told_in_words():
     params = with_arrays(model())
     told = mcrbm.unnormalisable(params._replace(scale=jnp.zeros(())))
