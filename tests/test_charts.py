@@ -8,7 +8,7 @@ from small_models import random_ising
 from test_contract import traces
 
 from probjax import Data, PseudoLikelihood, exact, fit, ising
-from probjax.charts import Composed, Frozen, Positive
+from probjax.charts import Affine, Composed, Frozen, Positive
 
 SIZE = 4
 ADAM = optax.adam(0.5)
@@ -51,6 +51,33 @@ def test_positive_entries_are_exponentials_of_their_coordinates(where, logarithm
     found = jnp.append(*coordinates["scale"])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_array_equal(coordinates["shift"], TREE["shift"])
+
+
+def test_affine_coordinates_are_shifted_and_scaled_entries():
+    chart = Affine(shift={"scale": (0.5, 1.0), "shift": 0.0}, scale=-2.0)
+    coordinates = chart.forward(TREE)
+    expected = {"scale": ([0.0, -0.75, -1.25], -1.5), "shift": [0.5, 0.5]}
+    for found, known in zip(
+        jax.tree.leaves(coordinates),
+        (*expected["scale"], expected["shift"]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, known)
+    chex.assert_trees_all_close(chart.inverse(coordinates), TREE, rtol=1e-6)
+    lengths = jnp.array([1.0, 2.0, 4.0])
+    chart = Affine(scale={"scale": (lengths, 1.0), "shift": 1.0})
+    np.testing.assert_allclose(chart.forward(TREE)["scale"][0], [0.5, 1, 0.75])
+    chex.assert_trees_all_equal(Affine().forward(TREE), TREE)
+
+
+def test_affine_before_positive_keeps_entries_beyond_a_number():
+    chart = Composed((Affine(1.5, -1.0), Positive()))
+    points = jnp.array([-80.0, -1.0, 3.0])
+    below = chart.inverse(points)
+    np.testing.assert_allclose(below, 1.5 - np.exp(points), rtol=1e-6)
+    assert below.max() <= 1.5
+    with pytest.raises(ValueError, match="must be above zero .*, got -0.5"):
+        chart.forward(jnp.array([1.0, 2.0]))
 
 
 def test_frozen_entries_are_values_both_ways():
@@ -206,8 +233,20 @@ def test_starts_that_are_not_positive_are_refused(key):
             r"bool of shape \(1,\)",
         ),
         (Positive(jnp.ones((), int)), "where must hold one boolean or an array"),
+        (Affine({"scale": 1.0}), "shift must be a tree like params or a prefix"),
+        (Affine(True), "shift must hold one number or an array .* got bool"),
+        (
+            Affine(scale={"scale": 1.0, "shift": jnp.ones(1)}),
+            r"scale must hold .* for a leaf of shape \(2,\), got float32 of shape \(1,",
+        ),
     ],
 )
 def test_trees_that_do_not_fit_are_refused(chart, message):
     with pytest.raises(ValueError, match=message):
         chart.forward(TREE)
+
+
+@pytest.mark.parametrize("scale", [0.0, np.inf, {"scale": 1.0, "shift": np.nan}])
+def test_scales_that_lead_nowhere_are_refused(scale):
+    with pytest.raises(ValueError, match="scale must be finite and not zero"):
+        Affine(scale=scale)

@@ -112,6 +112,7 @@ CHARTS = [
     ising.centred(jnp.array([[0, 1, 1, 1], [0, 1, 0, 0]])),
     charts.Frozen(random_ising(1, 4), FREE),
     charts.Positive(ising.Params(jnp.array([False, True, False, False]), False)),
+    charts.Affine(0.5, ising.Params(2.0, -jnp.arange(1.0, 7.0))),
 ]
 SAMPLERS = [
     samplers.HeatBath(),

@@ -193,10 +193,11 @@ def student_t_chart(params: Params) -> Composed:
     _check_strength(params)
     experts, size = params.filters.shape
     least = 0.5 if experts == size else 0.0
-    if is_concrete(params.strength) and not np.all(params.strength > least):
+    found = np.asarray(params.strength).min() if is_concrete(params) else np.inf
+    if not found > least:
         raise ValueError(
             f"strengths of {experts} experts of {size} sites must be above {least}, "
-            f"got {np.min(params.strength):.3g}"
+            f"got {found:.3g}"
         )
     above = Affine(shift=Params._make([0.0, least]))
     return Composed((above, Positive(Params._make([False, True]))))

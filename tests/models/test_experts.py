@@ -2,9 +2,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from probjax import potential
+from probjax import ConvergenceWarning, MaximumLikelihood, fit, potential
 from probjax.models import experts
 from probjax.types import closed_forms
 
@@ -12,6 +13,7 @@ from probjax.types import closed_forms
 FILTERS = np.array([[1.5, 0.4], [-0.3, 0.8]])
 LEVELS = np.array([0.01, 0.1, 0.3, 0.5, 0.8, 0.95, 0.999])
 NUM = 40_000
+ADAM = optax.adam(0.5)
 
 
 def model(strength, filters=FILTERS):
@@ -203,8 +205,72 @@ def test_started_models_can_be_normalised(key):
 
 
 @pytest.mark.parametrize(
+    ("canonical", "energy"),
+    [
+        (experts.student_t_canonical, experts.student_t),
+        (experts.laplace_canonical, experts.laplace),
+    ],
+    ids=["student_t", "laplace"],
+)
+def test_canonical_forms_of_the_same_energy_are_equal(canonical, energy, x64):
+    params = model([0.8, 2.5, 0.3], OVER + 0.3)
+    signs, order = jnp.array([-1.0, -1, 1]), jnp.array([2, 0, 1])
+    changed = experts.Params(
+        (params.filters * signs[:, None])[order], params.strength[order]
+    )
+    form = canonical(params)
+    chex.assert_trees_all_close(canonical(changed), form, rtol=1e-12)
+    chex.assert_trees_all_close(canonical(form), form, rtol=1e-12)
+    x = jnp.array([0.7, -1.3])
+    np.testing.assert_allclose(energy(form, x), energy(params, x), rtol=1e-12)
+
+
+def test_strengths_of_laplace_experts_are_lengths_of_their_filters(x64):
+    params = model([0.8, 2.5])
+    longer = experts.Params(params.filters / 3, 3 * params.strength)
+    form = experts.laplace_canonical(params)
+    np.testing.assert_array_equal(form.strength, 1)
+    chex.assert_trees_all_close(experts.laplace_canonical(longer), form, rtol=1e-12)
+    log_z = experts.laplace_log_z(params)
+    np.testing.assert_allclose(experts.laplace_log_z(form), log_z, rtol=1e-12)
+    chart = experts.laplace_chart(params)
+    moved = chart.inverse(jax.tree.map(lambda leaf: leaf + 1, params))
+    expected = params._replace(filters=params.filters + 1)
+    chex.assert_trees_all_close(moved, expected)
+
+
+def test_a_fit_keeps_strengths_where_the_integral_is_finite(x64, key):
+    objective = MaximumLikelihood(experts.student_t, log_z=experts.student_t_log_z)
+    truth = model([0.6], [[1.5]])
+    data = experts.sample_student_t(key, truth, num_draws=500)
+    start = model([3.0], [[1.0]])
+    chart = experts.student_t_chart(start)
+    back = chart.inverse(chart.forward(start))
+    chex.assert_trees_all_close(back, start, rtol=1e-12)
+    options = dict(optimizer=ADAM, steps_per_round=100)
+    # Steps this long lead a strength without a chart below 1/2, where Z is infinite.
+    with pytest.warns(ConvergenceWarning, match="not finite"):
+        fit(key, objective, start, data, **options)
+    found = fit(key, objective, start, data, chart=chart, **options)
+    assert np.isfinite(found.losses).all()
+    assert 0.5 < found.params.strength[0] < 0.65
+    low = model([0.4, 0.4, 0.4], OVER)
+    chart = experts.student_t_chart(low)
+    far = chart.inverse(jax.tree.map(lambda leaf: leaf - 9, chart.forward(low)))
+    np.testing.assert_allclose(far.strength, 0.4 * np.exp(-9))
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda key, p: experts.student_t_chart(model([0.5, 1.0])),
+            "strengths of 2 experts of 2 sites must be above 0.5, got 0.5",
+        ),
+        (
+            lambda key, p: experts.student_t_chart(model([0.0, 1.0, 1.0], OVER)),
+            "strengths of 3 experts of 2 sites must be above 0.0, got 0",
+        ),
         (lambda key, p: experts.init(key, 0), "size must be an integer of at least 1"),
         (lambda key, p: experts.init(key, 2, 0), "num_experts must be an integer"),
         (lambda key, p: experts.laplace(p, jnp.zeros(3)), r"2 sites .* shape \(3,\)"),

@@ -146,6 +146,43 @@ def test_all_is_computed_in_the_dtype_of_the_params(x64, key):
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
 
 
+def test_canonical_forms_of_the_same_model_are_equal(x64):
+    params = model()
+    changed = params._replace(basis=params.basis[:, ::-1] * jnp.array([[-1.0, 1.0]]))
+    form = linear.laplace_canonical(params)
+    chex.assert_trees_all_close(linear.laplace_canonical(changed), form, rtol=1e-12)
+    chex.assert_trees_all_close(linear.laplace_canonical(form), form, rtol=1e-12)
+    # Here the first column is the longer, and its largest entry above zero.
+    np.testing.assert_allclose(form.basis, BASIS[:, ::-1])
+    a = jnp.array([0.4, -2.0])
+    expected = linear.laplace(params, X, a)
+    np.testing.assert_allclose(linear.laplace(form, X, a[::-1]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("basis", [BASIS, BASIS.T], ids=["tall", "wide"])
+def test_canonical_forms_with_a_normal_prior_are_blind_to_rotations(basis, x64):
+    params, x = model(basis=basis), X[: len(basis)]
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=2 * basis.shape[1:]))[0]
+    turned = params._replace(basis=params.basis @ turn)
+    form = linear.gaussian_canonical(params)
+    found = linear.gaussian_canonical(turned)
+    chex.assert_trees_all_close(found, form, rtol=1e-9, atol=1e-12)
+    products = np.asarray(form.basis.T @ form.basis)
+    np.testing.assert_allclose(products - np.diag(np.diag(products)), 0, atol=1e-12)
+    expected = linear.gaussian_log_likelihood(params, x)
+    likelihood = linear.gaussian_log_likelihood(form, x)
+    np.testing.assert_allclose(likelihood, expected, rtol=1e-10)
+
+
+def test_priors_are_those_of_the_joints_and_the_chart_holds_the_noise():
+    params = model()
+    assert linear.gaussian_prior(params) == Gaussian(2)
+    assert linear.laplace_prior(params) == Laplace(2)
+    moved = linear.chart(params).inverse(jax.tree.map(lambda leaf: leaf + 1, params))
+    assert moved.noise == params.noise
+    np.testing.assert_allclose(moved.basis, params.basis + 1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -1,0 +1,173 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import MaximumLikelihood, fit, loss
+from probjax.models import experts, ica
+
+# Neither orthogonal nor of one length, and with a negative determinant.
+FILTERS = np.array([[0.4, 1.5], [0.8, -0.3]])
+LIKELIHOOD = MaximumLikelihood(ica.energy, log_z=ica.log_z)
+NUM = 40_000
+
+
+def model(filters=FILTERS):
+    return ica.Params(jnp.asarray(filters))
+
+
+def test_log_z_of_one_component_is_that_of_quadrature(x64):
+    params = model([[-0.7]])
+    # Between even points a kink at one of them is integrated exactly.
+    edge = jnp.arange(-60, 60.0001, 0.001)
+    energies = jax.vmap(ica.energy, (None, 0))(params, edge[:, None])
+    total = jnp.log(jnp.sum(jnp.exp(-energies)) * 0.001)
+    np.testing.assert_allclose(ica.log_z(params), total, rtol=0, atol=1e-7)
+
+
+def test_log_z_of_two_components_is_that_of_quadrature(x64):
+    # The energy grows in proportion along a ray, where its integral is 1 / E^2.
+    angles = 2 * np.pi * np.arange(200_000) / 200_000
+    circle = jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], 1))
+    energies = jax.vmap(ica.energy, (None, 0))(model(), circle)
+    total = np.log(2 * np.pi * np.mean(1 / energies**2))
+    np.testing.assert_allclose(ica.log_z(model()), total, rtol=0, atol=1e-8)
+
+
+def test_components_are_experts_of_strength_one(x64, key):
+    params = ica.init(key, 4)
+    same = experts.Params(params.filters, jnp.ones(4))
+    x = jnp.arange(4.0) - 1
+    energy, log_z = experts.laplace(same, x), experts.laplace_log_z(same)
+    np.testing.assert_allclose(ica.energy(params, x), energy, rtol=1e-12)
+    np.testing.assert_allclose(ica.log_z(params), log_z, rtol=1e-12)
+    expected = -energy - log_z
+    np.testing.assert_allclose(ica.log_likelihood(params, x), expected, rtol=1e-12)
+
+
+def test_draws_have_independent_laplace_responses(x64, key):
+    x = np.asarray(ica.sample(key, model(), num_draws=NUM))
+    assert x.shape == (NUM, 2)
+    responses = x @ FILTERS.T
+    # |u| is exponential: mean and variance 1, fourth moment about its mean 9.
+    sizes = np.abs(responses)
+    assert np.abs((sizes.mean(0) - 1) * np.sqrt(NUM)).max() < 5
+    assert np.abs((sizes.var(0) - 1) * np.sqrt(NUM / 8)).max() < 5
+    assert np.abs(responses.mean(0) * np.sqrt(NUM / 2)).max() < 5
+    covariances = responses.prod(1).mean(), (sizes - 1).prod(1).mean()
+    assert abs(covariances[0]) < 5 * np.sqrt(4 / NUM)
+    assert abs(covariances[1]) < 5 * np.sqrt(1 / NUM)
+
+
+def test_energy_and_log_z_have_the_right_derivatives(x64):
+    def of_parts(filters, x):
+        return ica.log_likelihood(ica.Params(filters), x)
+
+    at = (jnp.asarray(FILTERS), jnp.array([0.7, -1.3]))
+    chex.assert_numerical_grads(of_parts, at, order=1)
+
+
+def test_maximum_likelihood_recovers_the_filters(key):
+    draw_key, start_key = jax.random.split(key)
+    truth = model(np.random.default_rng(0).normal(size=(4, 4)))
+    data = ica.sample(draw_key, truth, num_draws=3000)
+    start = ica.init(start_key, 4)
+    assert ica.amari_distance(start.filters, truth.filters) > 0.2
+    found = fit(key, LIKELIHOOD, start, data, tolerance=0.03)
+    assert ica.amari_distance(found.params.filters, truth.filters) < 0.05
+    per_row = jax.vmap(ica.log_likelihood, (None, 0))(truth, data)
+    assert -0.05 < found.loss + per_row.mean() < 0
+    # Not up to scale alone: a response's mean absolute value is 1 at the optimum.
+    sizes = jnp.abs(data @ found.params.filters.T).mean(0)
+    np.testing.assert_allclose(sizes, 1, atol=0.05)
+
+
+@pytest.mark.parametrize("filters", [np.ones((2, 2)), np.zeros((2, 2))])
+def test_singular_starts_are_refused_in_a_sentence(filters, key):
+    data = ica.sample(key, model(), num_draws=5)
+    assert ica.log_z(model(filters)) == np.inf
+    for start in (fit, loss):
+        with pytest.raises(ValueError, match="no partition .* are singular: they span"):
+            start(key, LIKELIHOOD, model(filters), data)
+    with pytest.raises(ValueError, match="no draws: the filters are singular"):
+        ica.sample(key, model(filters), num_draws=1)
+
+
+def test_students_of_infinite_z_are_refused_by_the_likelihood(key):
+    objective = MaximumLikelihood(experts.student_t, log_z=experts.student_t_log_z)
+    params = experts.Params(jnp.eye(2), jnp.array([0.4, 1.0]))
+    with pytest.raises(ValueError, match="no partition .* above 1/2, got 0.4"):
+        loss(key, objective, params, jnp.ones((3, 2)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_amari_distance_is_zero_for_the_same_and_blind_to_what_is_open(size, x64):
+    generator = np.random.default_rng(size)
+    filters, others = generator.normal(size=(2, size, size))
+    factors = generator.normal(size=(2, size, 1))
+    orders = [generator.permutation(size) for _ in range(2)]
+    distance = ica.amari_distance(filters, others)
+    changed = [
+        (rows * factor)[order]
+        for rows, factor, order in zip((filters, others), factors, orders, strict=True)
+    ]
+    np.testing.assert_allclose(ica.amari_distance(*changed), distance, atol=1e-12)
+    same = ica.amari_distance(changed[0], filters)
+    np.testing.assert_allclose(same, 0, atol=1e-10)
+    assert size == 1 or 0.05 < distance < 1
+
+
+def test_amari_distance_is_that_of_hand(x64):
+    others = np.eye(2)
+    filters = np.array([[3.0, 4.0], [0.0, 2.0]])
+    # Rows of length 1 are (.6, .8) and (0, 1): rows .75 + 0, columns 0 + .8.
+    expected = (0.75 + 0 + 0 + 0.8) / 4
+    np.testing.assert_allclose(ica.amari_distance(filters, others), expected)
+    # Every filter is as much of each of the others: as far as can be.
+    hadamard = np.array([[1.0, 1.0], [1.0, -1.0]])
+    np.testing.assert_allclose(ica.amari_distance(hadamard, others), 1)
+
+
+def test_canonical_forms_of_the_same_model_are_equal(x64, key):
+    params = ica.init(key, 5)
+    signs = jnp.array([1.0, -1, -1, 1, -1])[:, None]
+    changed = ica.Params((params.filters * signs)[jnp.array([3, 0, 4, 1, 2])])
+    form = ica.canonical(params)
+    chex.assert_trees_all_close(ica.canonical(changed), form, rtol=1e-12)
+    chex.assert_trees_all_close(ica.canonical(form), form, rtol=1e-12)
+    x = jnp.arange(5.0) - 1.5
+    np.testing.assert_allclose(ica.energy(form, x), ica.energy(params, x), rtol=1e-12)
+    np.testing.assert_allclose(ica.log_z(form), ica.log_z(params), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda key: ica.init(key, 0), "size must be an integer of at least 1"),
+        (lambda key: ica.energy(model(), jnp.zeros(3)), r"2 sites .* shape \(3,\)"),
+        (
+            lambda key: ica.energy(model(np.ones((3, 2))), jnp.zeros(2)),
+            r"square matrix, got shape \(3, 2\)",
+        ),
+        (
+            lambda key: ica.log_z(model(np.ones((2, 3)))),
+            r"square matrix, got shape \(2, 3\)",
+        ),
+        (
+            lambda key: ica.sample(key, model(), num_draws=0),
+            "num_draws must be an integer of at least 1",
+        ),
+        (
+            lambda key: ica.sample(key, model(np.full((2, 2), np.nan)), num_draws=1),
+            "filters must be finite, got NaN",
+        ),
+        (
+            lambda key: ica.amari_distance(jnp.eye(2), jnp.eye(3)),
+            r"of one size, got shapes \(2, 2\) and \(3, 3\)",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(call, message, key):
+    with pytest.raises(ValueError, match=message):
+        call(key)
