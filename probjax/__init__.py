@@ -42,6 +42,7 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
+from probjax.corruption import FixedFlips, IndependentFlips
 from probjax.data import unique_rows
 from probjax.fitting import (
     ConvergenceWarning,
@@ -61,7 +62,7 @@ from probjax.natural import (
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
-from probjax.objectives.corrupted import Corrupted, corrupted
+from probjax.objectives.corrupted import Corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
@@ -120,6 +121,7 @@ __all__ = [
     "Data",
     "DenoisingScoreMatching",
     "Fit",
+    "FixedFlips",
     "Gaussian",
     "GaussianSteps",
     "GroupL1",
@@ -127,6 +129,7 @@ __all__ = [
     "Hamiltonian",
     "HeatBath",
     "HutchinsonScoreMatching",
+    "IndependentFlips",
     "Joined",
     "L1",
     "L2",
@@ -185,7 +188,6 @@ __all__ = [
     "ising",
     "hopfield",
     "Corrupted",
-    "corrupted",
     "linear",
     "log_likelihood",
     "loss",
