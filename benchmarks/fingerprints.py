@@ -27,7 +27,7 @@ from probjax import MPF, Corrupted, FixedFlips, fit, hopfield, plots
 
 FIGURE = Path("out/fingerprints.png")
 LEARNED, STARTED = 0.3, 0.4
-ROUNDS, VERSIONS, RATE, LOOK = 150, 8, 1e-3, 10
+ROUNDS, VERSIONS, RATE, LOOK = 240, 8, 1e-3, 20
 # Of ridges: in pixels, and of a band in waves to the pixel.
 PERIOD, WIDTH = 6.0, 0.03
 NUM_ANGLES, NUM_PASSES = 16, 8

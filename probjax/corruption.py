@@ -15,8 +15,10 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from probjax.connectivity.flips import binary
 from probjax.types import (
     Array,
+    ArrayLike,
     Float,
     PRNGKeyArray,
     check_count,
@@ -30,7 +32,7 @@ class Corruption(Protocol):
     """`corruption(key, x)`: a corrupted version of a state, or of each of many rows."""
 
     def __call__(
-        self, key: PRNGKeyArray, x: Float[Array, "*row unit"], /
+        self, key: PRNGKeyArray, x: ArrayLike, /
     ) -> Float[Array, "*row unit"]: ...
 
 
@@ -47,9 +49,8 @@ class FixedFlips:
     def __post_init__(self):
         check_count("num_flips", self.num_flips)
 
-    def __call__(
-        self, key: PRNGKeyArray, x: Float[Array, "*row unit"]
-    ) -> Float[Array, "*row unit"]:
+    def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
+        x = jnp.asarray(binary(jnp.asarray(x)))
         if 2 * self.num_flips >= x.shape[-1]:
             raise ValueError(
                 f"num_flips must be below half of the {x.shape[-1]} bits, "
@@ -71,9 +72,8 @@ class IndependentFlips:
                 f"is left, got {self.probability}"
             )
 
-    def __call__(
-        self, key: PRNGKeyArray, x: Float[Array, "*row unit"]
-    ) -> Float[Array, "*row unit"]:
+    def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
+        x = jnp.asarray(binary(jnp.asarray(x)))
         flips = jax.random.bernoulli(key, self.probability, x.shape)
         return jnp.where(flips, 1 - x, x)
 

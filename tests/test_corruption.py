@@ -39,7 +39,7 @@ def test_bits_are_flipped_each_for_itself(key):
 def test_one_state_is_corrupted_as_rows_are(key):
     x = jnp.zeros(SIZE)
     assert FixedFlips(4)(key, x).sum() == 4
-    assert IndependentFlips(0.4)(key, x).shape == x.shape
+    assert IndependentFlips(0.4)(key, x == 1).shape == x.shape
     assert flip_some(key, x, 0).sum() == 0
     assert flip_some(key, x, SIZE).sum() == SIZE
 
@@ -64,6 +64,8 @@ def test_what_leaves_nothing_of_a_state_is_refused(key):
         FixedFlips(0)
     with pytest.raises(ValueError, match="below half of the 6 bits, got 3"):
         FixedFlips(3)(key, x)
+    with pytest.raises(ValueError, match="spins of -1 and 1"):
+        FixedFlips(2)(key, 2 * x - 1)
     for probability in (0, 0.5, 0.7, -0.1, jnp.nan):
         with pytest.raises(ValueError, match="probability must be above 0 and below"):
             IndependentFlips(probability)

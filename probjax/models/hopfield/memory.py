@@ -158,11 +158,11 @@ def _recovered(key, params, patterns, flips, num_trials, max_sweeps):
 _flip_some = jax.jit(flip_some)
 
 
-def _rows(patterns):
-    patterns = binary(jnp.asarray(patterns))
-    if patterns.ndim != 2:
-        raise ValueError(f"patterns must be rows of units, got shape {patterns.shape}")
-    return patterns
+def _rows(patterns: ArrayLike) -> Array:
+    rows = jnp.asarray(binary(jnp.asarray(patterns)))
+    if rows.ndim != 2:
+        raise ValueError(f"patterns must be rows of units, got shape {rows.shape}")
+    return rows
 
 
 def _check_counts(name, counts, *, least, most=None):

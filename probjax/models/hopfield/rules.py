@@ -152,8 +152,10 @@ def flow(
 ) -> Learned:
     """Minimum probability flow, until every pattern is a strict minimum.
 
-    `fit` with `MPF(hopfield.energy)` goes on from there: gaps widen, and with them the
-    patterns' basins, and patterns like them become minima too.
+    That is soon, and their basins are narrow. The widest are at the minimum of the
+    flow with a small penalty, to which `fit(key, MPF(hopfield.energy), ...,
+    penalty=L2(2e-5))` descends; and there patterns alike become minima too. Without a
+    penalty gaps would widen for ever, and basins not always with them.
 
     Args:
         max_steps: of L-BFGS, at most.
