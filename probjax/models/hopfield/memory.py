@@ -81,7 +81,7 @@ def _stored(rule, keys, x, count):
     learned = jax.vmap(lambda key, x: rule(key, Data(x, weights)))(keys, x)
     # Those of weight 0 are said to be stored.
     missed = jnp.sum(~learned.stored, axis=1)
-    return jnp.mean(1 - missed / count), jnp.mean(missed == 0)
+    return jnp.mean((count - missed) / count), jnp.mean(missed == 0)
 
 
 def recovery(
