@@ -13,6 +13,7 @@ figure of patterns and bits recalled after learning from corrupted ones.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table
-from probjax import MPF, Corrupted, corrupted, fit, hopfield, plots
+from probjax import (
+    MPF,
+    Corrupted,
+    FixedFlips,
+    IndependentFlips,
+    fit,
+    hopfield,
+    plots,
+)
+from probjax.corruption import Corruption
 from probjax.plots import BLUE, ORANGE
 
 FIGURE = Path("out/hopfield_corrupt.png")
@@ -62,7 +72,7 @@ def measure(count: int, num_trials: int) -> dict[str, tuple[Recalled, Recalled]]
     # As many rows for every m, so that all are one program.
     rows = x[:, jnp.arange(NUM_VERSIONS) % count]
     keys = jax.random.split(learn_key, num_trials)
-    start = corrupted(start_key, x, NUM_FLIPS)
+    start = FixedFlips(NUM_FLIPS)(start_key, x)
     return {
         name: summary(jax.vmap(recalled)(learn(keys, rows), x, start))
         for name, learn in RULES.items()
@@ -70,31 +80,25 @@ def measure(count: int, num_trials: int) -> dict[str, tuple[Recalled, Recalled]]
 
 
 @jax.jit
-@jax.vmap
-def by_flow(key: jax.Array, rows: jax.Array) -> hopfield.Params:
-    objective = Corrupted(MPF(hopfield.energy), NUM_FLIPS)
+@partial(jax.vmap, in_axes=(None, 0, 0))
+def by_flow(corruption: Corruption, key: jax.Array, rows: jax.Array) -> hopfield.Params:
+    objective = Corrupted(MPF(hopfield.energy), corruption)
     start = hopfield.init(key, SIZE)
     return fit(key, objective, start, rows, steps_per_round=NUM_STEPS).params
 
 
 @jax.jit
 @jax.vmap
-def by_flow_of_independent(key: jax.Array, rows: jax.Array) -> hopfield.Params:
-    flips = jax.random.bernoulli(key, NUM_FLIPS / SIZE, rows.shape)
-    versions = jnp.where(flips, 1 - rows, rows)
-    start = hopfield.init(key, SIZE)
-    found = fit(key, MPF(hopfield.energy), start, versions, steps_per_round=NUM_STEPS)
-    return found.params
-
-
-@jax.jit
-@jax.vmap
 def by_perceptron(key: jax.Array, rows: jax.Array) -> hopfield.Params:
-    versions = corrupted(key, rows, NUM_FLIPS)
+    versions = FixedFlips(NUM_FLIPS)(key, rows)
     return hopfield.perceptron(versions, max_passes=NUM_PASSES).params
 
 
-RULES = {FLOW: by_flow, INDEPENDENT: by_flow_of_independent, PERCEPTRON: by_perceptron}
+RULES = {
+    FLOW: partial(by_flow, FixedFlips(NUM_FLIPS)),
+    INDEPENDENT: partial(by_flow, IndependentFlips(NUM_FLIPS / SIZE)),
+    PERCEPTRON: by_perceptron,
+}
 
 
 def recalled(params: hopfield.Params, x: jax.Array, start: jax.Array) -> Recalled:

@@ -44,6 +44,7 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
+from probjax.corruption import FixedFlips, IndependentFlips
 from probjax.data import unique_rows
 from probjax.fitting import (
     ConvergenceWarning,
@@ -73,7 +74,7 @@ from probjax.natural import (
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.contrast import NoiseContrast
-from probjax.objectives.corrupted import Corrupted, corrupted
+from probjax.objectives.corrupted import Corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
 from probjax.objectives.flow import MPF, PersistentMPF, flow
 from probjax.objectives.latent import EM
@@ -134,6 +135,7 @@ __all__ = [
     "EM",
     "DenoisingScoreMatching",
     "Fit",
+    "FixedFlips",
     "Gaussian",
     "GaussianSteps",
     "GroupL1",
@@ -141,6 +143,7 @@ __all__ = [
     "Hamiltonian",
     "HeatBath",
     "HutchinsonScoreMatching",
+    "IndependentFlips",
     "Joined",
     "L1",
     "L2",
@@ -203,7 +206,6 @@ __all__ = [
     "ising",
     "hopfield",
     "Corrupted",
-    "corrupted",
     "linear",
     "log_likelihood",
     "loss",

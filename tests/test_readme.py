@@ -9,7 +9,7 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert blocks
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks), {})
-    divergence, worst, *path, contact = capsys.readouterr().out.splitlines()
+    divergence, worst, *path, contact, back = capsys.readouterr().out.splitlines()
     *path, third, steps, above, mixed, interval, likelihood, covered = path
     white, plain = (int(count) for count in re.findall(r"\d+", steps))
     assert white < plain / 3
@@ -26,3 +26,6 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert coupled == sorted(coupled)
     assert re.match(r"\d of 560 entries differ by more than 3 standard err", third)
     assert contact == "(2, 5)"
+    of_stored, count, of_wide = (int(number) for number in re.findall(r"\d+", back))
+    assert of_stored < count / 2
+    assert count - 2 <= of_wide <= count

@@ -17,11 +17,14 @@ from probjax import (
     BlockChanges,
     ContinuousPseudoLikelihood,
     ContrastiveDivergence,
+    Corrupted,
     CubeSteps,
     Data,
+    FixedFlips,
     GaussianSteps,
     GroupL1,
     Hamiltonian,
+    IndependentFlips,
     Joined,
     Listed,
     MaximumLikelihood,
@@ -86,6 +89,8 @@ OBJECTIVES = [
     PersistentDivergence(ising.energy, samplers.Metropolis(RandomFlips(1)), 5),
     NodeLikelihood(ising.energy, 2),
     MinimumKLContraction(ising.energy, blocks=((0, 1), (2, 3))),
+    Corrupted(MPF(ising.energy), FixedFlips(1)),
+    Corrupted(PseudoLikelihood(ising.energy), IndependentFlips(0.3)),
     NoiseContrast(ising.energy, annealing.Bernoulli(4, 0.3), num_noise=2),
 ]
 CONTINUOUS = [

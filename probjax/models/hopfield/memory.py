@@ -4,6 +4,7 @@ Every measure is a mean over random trials, compiled for all of them at once.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.connectivity.flips import binary
+from probjax.corruption import flip_some
 from probjax.models.hopfield.network import Params, recall
 from probjax.models.hopfield.rules import Learned
-from probjax.objectives.corrupted import corrupted
 from probjax.types import (
     Array,
     ArrayLike,
@@ -58,27 +59,29 @@ def capacity(
 
     Args:
         rule: of a key and patterns with weights; `hopfield.flow`, or for others
-            `lambda key, patterns: hopfield.perceptron(patterns)`.
+            `lambda key, patterns: hopfield.perceptron(patterns)`. Compiled for every
+            function it is given: make one once.
         size: units of the network.
     """
     check_count("size", size)
     check_count("num_trials", num_trials)
-    most = max(num_patterns)
-    key, draw_key = jax.random.split(key)
-    x = jax.random.bernoulli(draw_key, 0.5, (num_trials, most, size)).astype(float)
-    keys = jax.random.split(key, num_trials)
-
-    @jax.jit
-    def learn(count):
-        weights = (jnp.arange(most) < count).astype(x.dtype)
-        learned = jax.vmap(lambda key, x: rule(key, Data(x, weights)))(keys, x)
-        left_out = jnp.sum(learned.stored & (weights == 0)[None], axis=1)
-        share = (learned.stored.sum(1) - left_out) / count
-        return share.mean(), learned.stored.all(1).mean()
-
-    found = [learn(jnp.asarray(count)) for count in num_patterns]
+    _check_counts("num_patterns", num_patterns, least=1)
+    learn_key, draw_key = jax.random.split(key)
+    shape = (num_trials, max(num_patterns), size)
+    x = jax.random.bernoulli(draw_key, 0.5, shape).astype(float)
+    keys = jax.random.split(learn_key, num_trials)
+    found = [_stored(rule, keys, x, count) for count in num_patterns]
     patterns, complete = map(jnp.stack, zip(*found, strict=True))
     return Capacity(jnp.asarray(num_patterns), patterns, complete)
+
+
+@partial(jax.jit, static_argnums=0)
+def _stored(rule, keys, x, count):
+    weights = (jnp.arange(x.shape[1]) < count).astype(x.dtype)
+    learned = jax.vmap(lambda key, x: rule(key, Data(x, weights)))(keys, x)
+    # Those of weight 0 are said to be stored.
+    missed = jnp.sum(~learned.stored, axis=1)
+    return jnp.mean((count - missed) / count), jnp.mean(missed == 0)
 
 
 def recovery(
@@ -96,7 +99,8 @@ def recovery(
         num_trials: corrupted versions of each pattern.
     """
     check_count("num_trials", num_trials)
-    patterns = binary(jnp.asarray(patterns))
+    patterns = _rows(patterns)
+    _check_counts("num_flips", num_flips, least=0, most=patterns.shape[1])
     found = [
         jax.tree.map(
             jnp.mean,
@@ -124,7 +128,8 @@ def basin_radius(
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
-    patterns = jnp.asarray(binary(jnp.asarray(patterns)))
+    check_count("num_trials", num_trials)
+    patterns = _rows(patterns)
     radius = np.full(len(patterns), -1)
     alive = np.ones(len(patterns), bool)
     for flips in range(patterns.shape[1] // 2 + 1):
@@ -145,9 +150,25 @@ def overlap(x: ArrayLike, patterns: ArrayLike) -> Float[Array, "row pattern"]:
 def _recovered(key, params, patterns, flips, num_trials, max_sweeps):
     key = jax.random.fold_in(key, flips)
     many = jnp.repeat(patterns[None], num_trials, axis=0)
-    start = _corrupt(key, many, flips)
+    start = _flip_some(key, many, flips)
     right = recall(params, start, max_sweeps=max_sweeps).x == many
     return right.all(-1).mean(0), right.mean((0, 2))
 
 
-_corrupt = jax.jit(corrupted, static_argnums=2)
+_flip_some = jax.jit(flip_some)
+
+
+def _rows(patterns: ArrayLike) -> Array:
+    rows = jnp.asarray(binary(jnp.asarray(patterns)))
+    if rows.ndim != 2:
+        raise ValueError(f"patterns must be rows of units, got shape {rows.shape}")
+    return rows
+
+
+def _check_counts(name, counts, *, least, most=None):
+    if not len(counts):
+        raise ValueError(f"{name} must have an entry, got {counts}")
+    for count in counts:
+        check_count(name, count, least=least)
+        if most is not None and count > most:
+            raise ValueError(f"{name} must be at most the {most} bits, got {count}")

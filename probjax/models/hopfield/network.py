@@ -14,6 +14,9 @@ fails only where one of them is 0: a unit that is off may have a gap of 0.
 All units at once would be another network, which can go back and forth between two
 states for ever.
 
+Every function here is of the symmetric part of J without its diagonal: so descent, from
+a network, comes to a network, and energy and dynamics agree whatever J is.
+
 Reference: thesis, "Memory Storage in a Hopfield Network"; Hopfield, PNAS 79, 2554
 (1982).
 """
@@ -36,12 +39,13 @@ from probjax.types import (
     check_count,
     closed_form,
     floating,
+    holds,
     is_concrete,
 )
 
 
 class Params(NamedTuple):
-    """Weights and thresholds; `checked` refuses those of no network."""
+    """Weights and thresholds; `checked` refuses those that are of no network."""
 
     weight: Float[Array, "unit unit"]
     """J: positive where two units like to be on together."""
@@ -66,6 +70,8 @@ def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
         )
     if not is_concrete((weight, threshold)):
         return Params(weight, threshold)
+    if not holds(jnp.isfinite, (weight, threshold)):
+        raise ValueError("J and thresholds must be finite, got NaN or infinity")
     matrix = np.asarray(weight)
     if np.any(np.diagonal(matrix)):
         unit = int(np.flatnonzero(np.diagonal(matrix))[0])
@@ -73,9 +79,8 @@ def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
             f"J must have a diagonal of zeros, got J[{unit}, {unit}]="
             f"{matrix[unit, unit]}: take it into the threshold as -J/2"
         )
-    apart = np.argwhere(matrix != matrix.T)
-    if len(apart):
-        i, j = apart[0]
+    if not np.array_equal(matrix, matrix.T):
+        i, j = np.argwhere(matrix != matrix.T)[0]
         raise ValueError(
             f"J must be symmetric, got J[{i}, {j}]={matrix[i, j]} and "
             f"J[{j}, {i}]={matrix[j, i]}: without that there is no energy"
@@ -91,17 +96,16 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
 
 @closed_form(flip_gaps=flip_gaps)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """-1/2 x'Jx + theta'x, of the symmetric part of J without its diagonal.
-
-    So that descent, from a network, comes to a network.
-    """
+    """-1/2 x'Jx + theta'x."""
     _check_size(params, x)
     return -(x @ _symmetric(params.weight) @ x) / 2 + params.threshold @ x
 
 
 def to_ising(params: Params) -> ising.Params:
     """The Ising model with the same energy: -J/2, and theta on the diagonal."""
-    return ising.from_matrix(-params.weight / 2 + jnp.diag(params.threshold))
+    return ising.from_matrix(
+        -_symmetric(params.weight) / 2 + jnp.diag(params.threshold)
+    )
 
 
 def from_ising(params: ising.Params) -> Params:
@@ -112,13 +116,13 @@ def from_ising(params: ising.Params) -> Params:
 
 def is_fixed(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
     """Whether no update changes a state, or each of the rows of many."""
-    x = binary(jnp.asarray(x))
+    x = _states(params, x)
     return jnp.all(_updated(_fields(params, x), x) == x, axis=-1)
 
 
 def is_strict_minimum(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
     """Whether every flip of a unit raises the energy, of a state or of each row."""
-    x = binary(jnp.asarray(x))
+    x = _states(params, x)
     return jnp.all((1 - 2 * x) * _fields(params, x) < 0, axis=-1)
 
 
@@ -145,34 +149,34 @@ def recall(params: Params, x: ArrayLike, *, max_sweeps: int = 100) -> Recall:
             three; there are networks on which some need exponentially many.
     """
     check_count("max_sweeps", max_sweeps)
-    x = jnp.asarray(binary(jnp.asarray(x)))
-    if x.shape[-1:] != params.threshold.shape:
-        raise ValueError(
-            f"x must have the {len(params.threshold)} units of params, got shape "
-            f"{x.shape}"
-        )
-    return _recall(params, x, max_sweeps)
+    params = checked(*params)
+    return _recall(params, _states(params, x), max_sweeps)
 
 
 @jax.jit
 def _recall(params, x, max_sweeps):
+    params = params._replace(weight=_symmetric(params.weight))
+
     def cond(carry):
         _, moved, count = carry
-        return jnp.any(moved) & (count < max_sweeps)
+        return moved & (count < max_sweeps)
 
     def body(carry):
         x, _, count = carry
-        new = sweep(params, x)
-        return new, jnp.any(new != x, axis=-1), count + 1
+        new = _sweep(params, x)
+        return new, jnp.any(new != x), count + 1
 
-    moved = jnp.ones(x.shape[:-1], bool)
-    x, _, count = jax.lax.while_loop(cond, body, (x, moved, jnp.zeros((), int)))
+    start = (x, jnp.asarray(True), jnp.zeros((), int))
+    x, _, count = jax.lax.while_loop(cond, body, start)
     return Recall(x, is_fixed(params, x), count)
 
 
 def sweep(params: Params, x: Float[Array, "*row unit"]) -> Float[Array, "*row unit"]:
     """Update all units once, in order."""
+    return _sweep(params._replace(weight=_symmetric(params.weight)), x)
 
+
+def _sweep(params, x):
     def step(unit, x):
         field = x @ params.weight[unit] - params.threshold[unit]
         return x.at[..., unit].set(_updated(field, x))
@@ -180,9 +184,19 @@ def sweep(params: Params, x: Float[Array, "*row unit"]) -> Float[Array, "*row un
     return jax.lax.fori_loop(0, x.shape[-1], step, x)
 
 
+def _states(params, x):
+    x = binary(jnp.asarray(x))
+    if x.shape[-1:] != params.threshold.shape:
+        raise ValueError(
+            f"x must have the {len(params.threshold)} units of params, got shape "
+            f"{x.shape}"
+        )
+    return x
+
+
 def _fields(params, x):
     shape = (*[1] * (x.ndim - 1), x.shape[-1])
-    return x @ params.weight.T - params.threshold.reshape(shape)
+    return x @ _symmetric(params.weight) - params.threshold.reshape(shape)
 
 
 def _updated(field, x):

@@ -13,7 +13,8 @@ is at infinity, so `flow` stops as soon as all gaps are negative. `flow_step` is
 same rule for one pattern at a time, local like the perceptron's.
 
 Patterns may have weights, of which 0 leaves a row out: sets of different sizes then are
-one shape, and all rules can be mapped over many with `vmap`.
+one shape, and all rules can be mapped over many with `vmap`. Of other weights only the
+outer product and the flow make use; a projection or a perceptron has no place for them.
 
 Reference: thesis, "Memory Storage in a Hopfield Network"; Hillar, Sohl-Dickstein and
 Koepsell, arXiv:1204.2916. Storkey, ICANN 1997; Personnaz, Guyon and Dreyfus, J. Phys.
@@ -21,7 +22,7 @@ Lett. 46, 359 (1985).
 """
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ import numpy as np
 
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.fitting import ConvergenceWarning, fit
+from probjax.fitting import ConvergenceWarning, Progress, fit
 from probjax.models.hopfield.network import (
     Params,
     energy,
@@ -43,6 +44,7 @@ from probjax.types import (
     Bool,
     Data,
     Float,
+    Penalty,
     PRNGKeyArray,
     Scalar,
     check_count,
@@ -86,10 +88,8 @@ def storkey(patterns: ArrayLike | Data) -> Learned:
     def add(weight, row):
         x, counts = row
         s = 2 * x - 1
-        # h_ij leaves out both i and j of the field at i.
-        field = weight @ s
-        local = field[:, None] - jnp.diagonal(weight)[:, None] * s[:, None]
-        local = local - weight * s[None, :]
+        # h_ij leaves out j of the field at i, which leaves out i already.
+        local = (weight @ s)[:, None] - weight * s[None, :]
         change = (
             s[:, None] * s[None, :] - s[:, None] * local.T - local * s[None, :]
         ) / size
@@ -148,19 +148,22 @@ def flow(
     patterns: ArrayLike | Data,
     *,
     max_steps: int = 2000,
-    **options: Any,
+    penalty: Penalty | None = None,
 ) -> Learned:
     """Minimum probability flow, until every pattern is a strict minimum.
 
-    `fit` with `MPF(hopfield.energy)` goes on from there: gaps widen, and with them the
-    patterns' basins, and patterns like them become minima too.
+    That is soon, and their basins are narrow. The widest are at the minimum of the
+    flow with a small penalty, to which `fit(key, MPF(hopfield.energy), ...,
+    penalty=L2(2e-5))` descends; and there patterns alike become minima too. Without a
+    penalty gaps would widen for ever, and basins not always with them.
 
     Args:
         max_steps: of L-BFGS, at most.
-        options: of `fit`, as a penalty.
+        penalty: on weights and thresholds. A strong one keeps patterns from being
+            stored, which `stored` tells.
     """
     x, weights = _checked(patterns)
-    if is_concrete(x) and (why := not_storable(Data(x, weights))):
+    if is_concrete((x, weights)) and (why := _one_bit_apart(x, weights)):
         warnings.warn(f"not all can be stored: {why}", NotStorableWarning, stacklevel=2)
     size = x.shape[1]
     nothing = Params(jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype))
@@ -172,15 +175,15 @@ def flow(
             MPF(energy),
             nothing,
             Data(x, weights),
+            penalty=penalty,
             steps_per_round=max_steps,
             stop=all_stored,
-            **options,
         )
     count = jnp.sum(~jnp.isnan(found.losses))
     return _learned(found.params, x, weights, count)
 
 
-def all_stored(progress: Any, data: Data) -> Array:
+def all_stored(progress: Progress, data: Data) -> Array:
     """A `stop` for `fit`: every flip of every pattern raises the energy."""
     gaps = jax.vmap(flip_gaps, (None, 0))(progress.params, data.x)
     rows = jnp.all(gaps < 0, axis=1)
@@ -213,14 +216,7 @@ def not_storable(patterns: ArrayLike | Data) -> str:
 
     Of two patterns one bit apart each would have to be the lower one.
     """
-    x, weights = _checked(patterns)
-    x = np.asarray(x)[np.asarray(weights) > 0]
-    apart = x.sum(1)[:, None] + x.sum(1)[None, :] - 2 * x @ x.T
-    pairs = np.argwhere(np.triu(apart == 1, 1))
-    if not len(pairs):
-        return ""
-    i, j = pairs[0]
-    return f"patterns {i} and {j} are one bit apart, {len(pairs)} such pairs in all"
+    return _one_bit_apart(*_checked(patterns))
 
 
 def _checked(patterns):
@@ -232,17 +228,47 @@ def _checked(patterns):
     weights = data.weights
     weights = jnp.ones(num_rows(data), x.dtype) if weights is None else weights
     if is_concrete((x, weights)):
-        _refuse_repeats(np.asarray(x)[np.asarray(weights) > 0])
+        _refuse_repeats(x, weights)
     return x, weights.astype(x.dtype)
 
 
-def _refuse_repeats(x):
-    _, first, counts = np.unique(x, axis=0, return_index=True, return_counts=True)
+def _refuse_repeats(x, weights):
+    rows = np.flatnonzero(np.asarray(weights))
+    bits = np.packbits(np.asarray(x, bool)[rows], axis=1)
+    _, first, counts = np.unique(bits, axis=0, return_index=True, return_counts=True)
     if np.any(counts > 1):
-        row = int(first[counts > 1][0])
+        row = rows[first[counts > 1].min()]
         raise ValueError(
             f"patterns must differ, got pattern {row} more than once: give unique_rows"
         )
+
+
+def _one_bit_apart(x, weights):
+    """Why not, without a look at all pairs: by numbers that tell patterns apart.
+
+    A flip of a unit changes a pattern's number by the unit's mark.
+    """
+    rows = np.flatnonzero(np.asarray(weights))
+    on = np.asarray(x, bool)[rows]
+    marks = np.random.default_rng(0).integers(2**63, size=on.shape[1])
+    numbers = np.zeros(len(rows), marks.dtype)
+    for unit, mark in enumerate(marks):
+        numbers ^= np.where(on[:, unit], mark, 0)
+    order = np.argsort(numbers)
+    pairs = []
+    for unit, mark in enumerate(marks):
+        one = np.flatnonzero(on[:, unit])
+        place = np.searchsorted(numbers[order], numbers[one] ^ mark)
+        other = order[np.minimum(place, len(order) - 1)]
+        found = numbers[other] == numbers[one] ^ mark
+        pairs += zip(one[found], other[found], strict=True)
+    if not pairs:
+        return ""
+    i, j = min(sorted(pair) for pair in pairs)
+    return (
+        f"patterns {rows[i]} and {rows[j]} are one bit apart, {len(pairs)} such pairs "
+        "in all"
+    )
 
 
 def _from_spins(weight):

@@ -1,0 +1,85 @@
+"""Versions of states with some of their bits flipped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import MPF, Corrupted, Data, FixedFlips, IndependentFlips, fit, ising
+from probjax.corruption import flip_some
+
+SIZE, ROWS = 10, 4000
+
+
+def drawn(corruption, key):
+    x = jax.random.bernoulli(jax.random.key(1), 0.5, (ROWS, SIZE)).astype(float)
+    return np.asarray(corruption(key, x) != x)
+
+
+def test_so_many_bits_are_flipped_any_as_often_as_others(key):
+    flips = drawn(FixedFlips(3), key)
+    assert np.all(flips.sum(1) == 3)
+    error = np.sqrt(0.3 * 0.7 / ROWS)
+    assert np.all(np.abs(flips.mean(0) - 0.3) < 5 * error)
+    # Two at once as often as without putting back: 3/10 of 2/9.
+    both = (flips[:, :, None] & flips[:, None, :]).mean(0)[np.triu_indices(SIZE, 1)]
+    assert np.all(np.abs(both - 6 / 90) < 5 * np.sqrt(6 / 90 / ROWS))
+
+
+def test_bits_are_flipped_each_for_itself(key):
+    flips = drawn(IndependentFlips(0.3), key)
+    error = np.sqrt(0.3 * 0.7 / ROWS)
+    assert np.all(np.abs(flips.mean(0) - 0.3) < 5 * error)
+    both = (flips[:, :, None] & flips[:, None, :]).mean(0)[np.triu_indices(SIZE, 1)]
+    assert np.all(np.abs(both - 0.09) < 5 * np.sqrt(0.09 / ROWS))
+    # How many are flipped is binomial.
+    assert abs(flips.sum(1).var() / 2.1 - 1) < 5 * np.sqrt(2 / ROWS)
+
+
+def test_one_state_is_corrupted_as_rows_are(key):
+    x = jnp.zeros(SIZE)
+    assert FixedFlips(4)(key, x).sum() == 4
+    assert IndependentFlips(0.4)(key, x == 1).shape == x.shape
+    assert flip_some(key, x, 0).sum() == 0
+    assert flip_some(key, x, SIZE).sum() == SIZE
+
+
+def test_a_probability_is_traced():
+    count = 0
+
+    @jax.jit
+    def corrupt(corruption, key, x):
+        nonlocal count
+        count += 1
+        return corruption(key, x)
+
+    for probability in (0.1, 0.2, 1 / 3):
+        corrupt(IndependentFlips(probability), jax.random.key(0), jnp.zeros(3))
+    assert count == 1
+
+
+def test_what_leaves_nothing_of_a_state_is_refused(key):
+    x = jnp.zeros((4, 6))
+    with pytest.raises(ValueError, match="num_flips must be an integer of at least 1"):
+        FixedFlips(0)
+    with pytest.raises(ValueError, match="below half of the 6 bits, got 3"):
+        FixedFlips(3)(key, x)
+    with pytest.raises(ValueError, match="spins of -1 and 1"):
+        FixedFlips(2)(key, 2 * x - 1)
+    for probability in (0, 0.5, 0.7, -0.1, jnp.nan):
+        with pytest.raises(ValueError, match="probability must be above 0 and below"):
+            IndependentFlips(probability)
+
+
+def test_data_that_cannot_be_corrupted_are_refused(key):
+    objective = Corrupted(MPF(ising.energy), FixedFlips(1))
+    start, x = ising.init(key, 6), jnp.zeros((4, 6))
+    with pytest.raises(ValueError, match="below half of the 6 bits, got 3"):
+        fit(key, Corrupted(MPF(ising.energy), FixedFlips(3)), start, x)
+    with pytest.raises(ValueError, match="corrupted rows are complete"):
+        fit(key, objective, start, Data(x, mask=x == 0))
+    with pytest.raises(ValueError, match="data of 0 and 1"):
+        fit(key, objective, start, x + 0.5)
+    # Whose flips would be counted line by line.
+    with pytest.raises(ValueError, match=r"one array of rows of bits, got \[\(4, 2, 3"):
+        fit(key, objective, start, x.reshape(4, 2, 3))
