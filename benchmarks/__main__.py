@@ -13,6 +13,7 @@ HELPERS = (
     "__main__",
     "annealing_tasks",
     "harness",
+    "image_fits",
     "ising_fits",
     "natural_machine",
 )

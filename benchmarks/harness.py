@@ -44,6 +44,13 @@ class Timing(NamedTuple):
         return float(np.median(self.seconds))
 
 
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What one call returns, and its seconds, compiling included."""
+    begun = time.perf_counter()
+    found = jax.block_until_ready(call(*arguments))
+    return found, time.perf_counter() - begun
+
+
 def time_together(repeats: int, **calls: Callable[[], Any]) -> dict[str, Timing]:
     """Time the calls in turns, so that what disturbs one disturbs all alike."""
     for call in calls.values():

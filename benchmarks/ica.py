@@ -1,4 +1,4 @@
-"""Independent components of natural images, by maximum likelihood and by persistent MPF.
+"""Independent components of natural images, by likelihood and by persistent MPF.
 
 Filters J of p(x) proportional to exp(-sum_k |J_k x|) are learned from white 10 x 10
 patches twice, from the same start: by the exact likelihood, whose partition function is
@@ -13,7 +13,6 @@ photographs.
 Reference: thesis, "Independent Component Analysis", its figure of receptive fields.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import Options, Table
+from benchmarks.harness import Options, Table, timed
+from benchmarks.image_fits import Patches, load
 from probjax import (
     HMC,
     Fit,
     MaximumLikelihood,
     PersistentMPF,
-    datasets,
     fit,
     ica,
     plots,
@@ -42,14 +41,6 @@ LIKELIHOOD, FLOW = "maximum likelihood", "persistent MPF"
 PUBLISHED = {LIKELIHOOD: -120.33, FLOW: -120.61}
 
 
-class Patches(NamedTuple):
-    """White patches, and how they became white."""
-
-    train: jax.Array
-    test: jax.Array
-    whitening: preprocessing.Whitening
-
-
 class Learned(NamedTuple):
     """A fit and the seconds that it took, compiling included."""
 
@@ -60,26 +51,12 @@ class Learned(NamedTuple):
 def run(options: Options) -> Iterator[Table]:
     plots.load_pyplot()
     count, rounds = (10_000, 30) if options.quick else (100_000, 100)
-    data = load(options, count)
+    data = load(
+        options, size=SIZE, num_components=None, num_patches=count, num_test=count
+    )
     learned = learn(data, rounds)
     yield table(data, learned)
     draw(data, learned)
-
-
-def load(options: Options, count: int) -> Patches:
-    images = datasets.natural_images(options.data)
-    parts = zip(
-        jax.random.split(jax.random.key(0)), (images.train, images.test), strict=True
-    )
-    train, test = (
-        preprocessing.log_intensity(
-            preprocessing.patches(key, part, size=SIZE, num_patches=count)
-        )
-        for key, part in parts
-    )
-    whitening = preprocessing.fit_whitening(train)
-    white = (preprocessing.whiten(whitening, part) for part in (train, test))
-    return Patches(*white, whitening)
 
 
 def learn(data: Patches, num_rounds: int) -> dict[str, Learned]:
@@ -92,26 +69,24 @@ def learn(data: Patches, num_rounds: int) -> dict[str, Learned]:
     tolerance = 10 / len(data.train)
     flow = PersistentMPF(ica.energy, sampler=HMC(0.2, num_steps=3), num_moves=5)
     return {
-        LIKELIHOOD: timed(
-            lambda: fit(fit_key, exactly, start, data.train, tolerance=tolerance)
+        LIKELIHOOD: Learned(
+            *timed(
+                lambda: fit(fit_key, exactly, start, data.train, tolerance=tolerance)
+            )
         ),
-        FLOW: timed(
-            lambda: fit(
-                fit_key,
-                flow,
-                start,
-                data.train,
-                num_rounds=num_rounds,
-                steps_per_round=STEPS,
+        FLOW: Learned(
+            *timed(
+                lambda: fit(
+                    fit_key,
+                    flow,
+                    start,
+                    data.train,
+                    num_rounds=num_rounds,
+                    steps_per_round=STEPS,
+                )
             )
         ),
     }
-
-
-def timed(call) -> Learned:
-    begun = time.perf_counter()
-    found = jax.block_until_ready(call())
-    return Learned(found, time.perf_counter() - begun)
 
 
 def likelihood(params: ica.Params, x: jax.Array) -> float:
