@@ -101,8 +101,7 @@ def table(data: Patches, learned: dict[str, Learned]) -> Table:
         test = likelihood(found.params, data.test)
         steps = len(found.losses)
         rows.append((name, train, best - train, test, PUBLISHED[name], steps, seconds))
-    mixing = np.linalg.inv(learned[LIKELIHOOD].fit.params.filters)
-    apart = ica.amari_distance(learned[FLOW].fit.params.filters, mixing)
+    apart = ica.amari_distance(*(one.fit.params.filters for one in learned.values()))
     particles = learned[FLOW].fit.context.shared
     return Table(
         f"{SIZE} x {SIZE} filters of {len(data.train):,} white patches",

@@ -10,7 +10,7 @@ down to its own by stages.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -167,12 +167,8 @@ def _fit(objective, start, chart, x, num_rounds, steps):
         )
 
 
-def linear_model(x: jax.Array, joint: Callable, share: float) -> Learned:
-    """As many latents as sites, from an orthogonal basis.
-
-    Args:
-        share: of all rounds that are planned.
-    """
+def linear_model(x: jax.Array, joint: Callable) -> Learned:
+    """As many latents as sites, from an orthogonal basis."""
     size = x.shape[1]
     start = linear.init(jax.random.key(1), size, size)
     prior = {
@@ -182,11 +178,15 @@ def linear_model(x: jax.Array, joint: Callable, share: float) -> Learned:
     start = start._replace(basis=jnp.linalg.qr(start.basis)[0] / jnp.sqrt(2.0))
     stages = (Stage(0.4, 0.03, 300), Stage(0.2, 0.02, 150), Stage(NOISE, 0.01, 150))
     objective = EM(joint, base=prior, sampler=HMC(0.1, num_steps=5), num_moves=5)
-    return by_stages(objective, start, linear.chart, x, _shortened(stages, share))
+    return by_stages(objective, start, linear.chart, x, stages)
 
 
 def bilinear_model(x: jax.Array, sizes: tuple[int, int, int], share: float) -> Learned:
-    """Of as many coefficients, signed and positive latents as `sizes` say."""
+    """Of as many coefficients, signed and positive latents as `sizes` say.
+
+    Args:
+        share: of the rounds that are planned.
+    """
     coefficients, signed, positive = sizes
     start = bilinear.init(
         jax.random.key(1),
@@ -200,11 +200,14 @@ def bilinear_model(x: jax.Array, sizes: tuple[int, int, int], share: float) -> L
     objective = EM(
         bilinear.joint, base=bilinear.prior(start), sampler=sampler, num_moves=5
     )
-    return by_stages(objective, start, bilinear.chart, x, _shortened(stages, share))
+    stages = [
+        stage._replace(num_rounds=round(share * stage.num_rounds)) for stage in stages
+    ]
+    return by_stages(objective, start, bilinear.chart, x, stages)
 
 
 def by_stages(
-    objective: EM, params: Any, chart: Callable, x: jax.Array, stages: list[Stage]
+    objective: EM, params: Any, chart: Callable, x: jax.Array, stages: Sequence[Stage]
 ) -> Learned:
     def learn():
         now = params
@@ -224,9 +227,3 @@ def by_stages(
         return now
 
     return Learned(*timed(learn))
-
-
-def _shortened(stages, share):
-    return [
-        stage._replace(num_rounds=round(share * stage.num_rounds)) for stage in stages
-    ]

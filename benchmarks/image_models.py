@@ -69,11 +69,13 @@ class Effort(NamedTuple):
     num_rounds: int
     """Of learning analysis models."""
     share: float
-    """Of the rounds of EM that are planned."""
+    """Of the rounds of EM that are planned for the bilinear model."""
     analysis_steps: int
     """Distributions of annealing, for one log Z."""
     generative_steps: int
     """And for each patch."""
+    generative_particles: int
+    """Of each patch."""
 
 
 class Judged(NamedTuple):
@@ -91,9 +93,9 @@ class Judged(NamedTuple):
 
 def run(options: Options) -> Iterator[Table]:
     plots.load_pyplot()
-    effort = Effort(60, 1.0, 100_000, 20_000)
+    effort = Effort(60, 1.0, 100_000, 10_000, NUM_PARTICLES)
     if options.quick:
-        effort = Effort(20, 0.2, 2_000, 1_000)
+        effort = Effort(20, 0.5, 2_000, 4_000, 50)
     data = image_fits.load(
         options, size=16, num_components=36, num_patches=10_000, num_test=100
     )
@@ -111,7 +113,7 @@ def run(options: Options) -> Iterator[Table]:
 def six_models(data: Patches, effort: Effort) -> Iterator[tuple[str, Judged]]:
     x, rounds = data.train, effort.num_rounds
     for name, joint in ((GAUSSIAN, linear.gaussian), (SPARSE, linear.laplace)):
-        learned = image_fits.linear_model(x, joint, effort.share)
+        learned = image_fits.linear_model(x, joint)
         prior = PRIORS[joint](learned.params)
         yield name, generative(joint, learned, prior, None, data, effort)
     learned = image_fits.laplace_experts(x, NUM_EXPERTS, rounds)
@@ -190,7 +192,7 @@ def generative(
             prior,
             data.test,
             sampler=HMC(0.1, bounds=bounds, momentum=Momentum(every=5)),
-            num_particles=NUM_PARTICLES,
+            num_particles=effort.generative_particles,
             num_steps=effort.generative_steps,
         )
     )
@@ -235,9 +237,9 @@ def likelihoods(judged: dict[str, Judged], effort: Effort) -> Table:
         ),
         rows,
         "+-: standard error over patches; by particles: of the mean of these very "
-        f"patches. {NUM_PARTICLES} particles, {effort.analysis_steps:,} distributions "
-        f"for experts and the mcRBM, {effort.generative_steps:,} for each patch under "
-        "generative models. Effective: particles, a median over patches. Both sides: "
+        f"patches. {NUM_PARTICLES} particles and {effort.analysis_steps:,} "
+        f"distributions for experts and the mcRBM, {effort.generative_particles} and "
+        f"{effort.generative_steps:,} for each patch under generative models. Effective: particles, a median over patches. Both sides: "
         "an interval from particles that go both ways, with a tenth of the "
         "distributions. The thesis' images were others: compare the order, and the "
         "steps from one to the next.",

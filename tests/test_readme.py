@@ -10,7 +10,7 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks), {})
     divergence, worst, *path, contact, back = capsys.readouterr().out.splitlines()
-    *path, third, steps, above, mixed, interval, likelihood, covered = path
+    *path, third, steps, above, mixed, interval, likelihood, covered, alive = path
     white, plain = (int(count) for count in re.findall(r"\d+", steps))
     assert white < plain / 3
     assert 0 <= float(above) < 1e-4
@@ -18,6 +18,7 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert interval.startswith("log Z from ")
     assert "nats per row, between" in likelihood
     assert covered == "True"
+    assert 500 < float(alive) <= 2000
     assert float(divergence) < 0.01
     assert 1 < float(worst) < 5
     coupled = [int(line.split()[3]) for line in path]
