@@ -239,10 +239,10 @@ def likelihoods(judged: dict[str, Judged], effort: Effort) -> Table:
         "+-: standard error over patches; by particles: of the mean of these very "
         f"patches. {NUM_PARTICLES} particles and {effort.analysis_steps:,} "
         f"distributions for experts and the mcRBM, {effort.generative_particles} and "
-        f"{effort.generative_steps:,} for each patch under generative models. Effective: particles, a median over patches. Both sides: "
-        "an interval from particles that go both ways, with a tenth of the "
-        "distributions. The thesis' images were others: compare the order, and the "
-        "steps from one to the next.",
+        f"{effort.generative_steps:,} for each patch under generative models. "
+        "Effective: particles, a median over patches. Both sides: an interval from "
+        "particles that go both ways, with a tenth of the distributions. The thesis' "
+        "images were others: compare the order, and the steps from one to the next.",
     )
 
 

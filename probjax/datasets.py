@@ -72,7 +72,7 @@ def van_hateren(folder: str | os.PathLike) -> list[np.ndarray]:
 
     They are raw 16-bit numbers, the high byte first, in 1024 rows of 1536.
     """
-    place = _existing(Path(folder))
+    place = _existing(folder)
     paths = sorted(path for path in place.iterdir() if path.suffix.lower() == ".iml")
     if not paths:
         raise ValueError(
@@ -119,13 +119,15 @@ def _luminance(photograph: np.ndarray) -> np.ndarray:
 
 
 def _folder(folder) -> Path | None:
-    named = os.environ.get(FOLDER_VARIABLE) if folder is None else folder
-    return _existing(Path(named)) if named else None
+    named = (os.environ.get(FOLDER_VARIABLE) or None) if folder is None else folder
+    return None if named is None else _existing(named)
 
 
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder of data sets")
+def _existing(named: str | os.PathLike) -> Path:
+    folder = Path(named).expanduser()
+    # An empty name would be the folder one happens to be in.
+    if not (os.fspath(named) and folder.is_dir()):
+        raise ValueError(f"{os.fspath(named)!r} is not a folder of data sets")
     return folder
 
 

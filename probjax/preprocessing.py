@@ -99,18 +99,20 @@ def log_intensity(x: ArrayLike, *, offset: float = 0.0) -> Array:
         offset: light to add to all, in units of `x`; at most a few of its levels.
     """
     light = floating(x) + offset
+    if not holds(jnp.isfinite, light):
+        raise ValueError("intensities must be finite, got NaN or infinity")
     if not holds(_is_light, light):
-        added = f" with the offset of {offset:g}" if offset else ""
+        least = float(light.min())
         raise ValueError(
-            "a logarithm is of positive, finite intensities, got a least of "
-            f"{light.min():g}{added}: leave out broken pixels, or add the camera's "
-            "dark level, log_intensity(x, offset=1)"
+            f"a logarithm is of positive intensities, got {least:g} with offset="
+            f"{offset:g}: leave out broken pixels, or take an offset above "
+            f"{offset - least:g} by about a level of the camera"
         )
     return jnp.log(light)
 
 
 def _is_light(value):
-    return (value > 0) & jnp.isfinite(value)
+    return value > 0
 
 
 def centre_patches(x: Float[ArrayLike, "*row site"]) -> Float[Array, "*row site"]:
@@ -122,7 +124,7 @@ def centre_patches(x: Float[ArrayLike, "*row site"]) -> Float[Array, "*row site"
     [[-1.0, 0.0, 1.0], [-1.0, -1.0, 2.0]]
     """
     x = floating(x)
-    return x - jnp.broadcast_to(x.mean(-1, keepdims=True), x.shape)
+    return x - x.mean(-1, keepdims=True)
 
 
 def binarise(x: ArrayLike, *, threshold: float) -> Float[Array, "..."]:

@@ -300,7 +300,8 @@ class Sampler(Protocol):
 
     A sampler's state has the current state as its `x`, and may keep what it knows of
     it, which holds for all weights of a potential but not for other parameters: after
-    those have moved, `init` anew.
+    those have moved, `init` anew. A sampler whose chain does not go on from a draw of
+    the model by that, as it keeps more than can be drawn anew, has `resumable = False`.
     """
 
     def prepare(self, potential: Any, x: State) -> State:

@@ -101,8 +101,8 @@ def uncertainty(
     there is a warning, have no error bars either: theirs are of where the fit ended.
 
     Args:
-        objective: as it was fitted. Contrastive divergences are no function that is
-            minimised, and are refused.
+        objective: as it was fitted. Contrastive divergences, persistent flow and EM are
+            no function that is minimised, and are refused.
         penalty: as it was fitted, if it is smooth. After `L1` fit what was kept without
             it, as `ising.init(..., edges=...)`, and ask there.
         chart: as it was fitted: what it holds fixed has no error.

@@ -123,10 +123,12 @@ def test_damaged_files_are_refused_and_nothing_in_them_is_run(name, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="nowhere is not a folder"):
+    with pytest.raises(ValueError, match="nowhere' is not a folder"):
         datasets.natural_images(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="'' is not a folder"):
+        datasets.natural_images("")
     monkeypatch.setenv("PROBJAX_DATA", str(tmp_path / "elsewhere"))
-    with pytest.raises(ValueError, match="elsewhere is not a folder"):
+    with pytest.raises(ValueError, match="elsewhere' is not a folder"):
         datasets.natural_images()
 
 

@@ -8,6 +8,7 @@ import pytest
 from small_models import random_ising
 
 from probjax import (
+    EM,
     L1,
     L2,
     MPF,
@@ -33,6 +34,7 @@ from probjax import (
     NodeLikelihood,
     NoiseContrast,
     PersistentDivergence,
+    PersistentMPF,
     Proposal,
     PseudoLikelihood,
     RandomFlips,
@@ -48,6 +50,10 @@ from probjax import (
     samplers,
 )
 from probjax.connectivity.flips import OneFlip
+
+
+def joint(params, x, a):
+    return ising.energy(params, a) + jnp.sum((x - a) ** 2) / 2
 
 
 def rotations(x):
@@ -87,6 +93,7 @@ OBJECTIVES = [
     MaximumLikelihood(ising.energy),
     ContrastiveDivergence(ising.energy, samplers.HeatBath()),
     PersistentDivergence(ising.energy, samplers.Metropolis(RandomFlips(1)), 5),
+    PersistentMPF(ising.energy, sampler=samplers.HeatBath()),
     NodeLikelihood(ising.energy, 2),
     MinimumKLContraction(ising.energy, blocks=((0, 1), (2, 3))),
     Corrupted(MPF(ising.energy), FixedFlips(1)),
@@ -99,6 +106,8 @@ CONTINUOUS = [
     ScoreMatchingBySteps(ising.energy, GaussianSteps(0.1)),
     MinimumVelocity(ising.energy, jnp.array([1.0, 2, 0.5, 1])),
     ContinuousPseudoLikelihood(ising.energy, lower=-5.0, upper=5.0, num_points=4),
+    PersistentMPF(ising.energy, sampler=samplers.HMC(0.1), num_particles=5),
+    EM(joint, base=annealing.Gaussian(4), sampler=samplers.HMC(0.1), num_chains=2),
 ]
 BASES = [
     annealing.Bernoulli(4),

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.annealing.path import Way, towards_one
 from probjax.potential import potential
-from probjax.samplers.following import check_target_accept, is_tunable, nearer
+from probjax.samplers.following import check_acceptance, is_tunable, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (
     Array,
@@ -53,7 +53,7 @@ class Pilot:
     share: float = static(default=0.1)
 
     def __post_init__(self):
-        check_target_accept(self.target)
+        check_acceptance(self.target)
 
 
 class Found(NamedTuple):

@@ -189,15 +189,18 @@ def sample_laplace(
 def student_t_chart(params: Params) -> Composed:
     """A chart for `fit` that keeps strengths above 0; above 1/2 if there are as many
     experts as sites, as these have no finite Z otherwise.
+
+    More experts than sites may still become too weak together: `ais` refuses them then.
     """
     _check_strength(params)
     experts, size = params.filters.shape
-    least = 0.5 if experts == size else 0.0
+    # As near to 1/2 as can be told from it where numbers are of single precision.
+    least = 0.5 + 1e-6 if experts == size else 0.0
     found = np.asarray(params.strength).min() if is_concrete(params) else np.inf
     if not found > least:
         raise ValueError(
-            f"strengths of {experts} experts of {size} sites must be above {least}, "
-            f"got {found:.3g}"
+            f"strengths of {experts} experts of {size} sites must be above "
+            f"{round(least, 3)}, got {found:.3g}"
         )
     above = Affine(shift=Params._make([0.0, least]))
     return Composed((above, Positive(Params._make([False, True]))))

@@ -140,7 +140,7 @@ def amari_distance(
     >>> round(float(amari_distance(filters[::-1] * -3, filters)), 6)
     0.0
     """
-    if filters.ndim != 2 or len({*filters.shape, *others.shape, len(others)}) != 1:
+    if filters.shape != others.shape or filters.shape != 2 * (len(filters),):
         raise ValueError(
             "filters and others must be square and of one size, got shapes "
             f"{filters.shape} and {others.shape}"
@@ -150,8 +150,14 @@ def amari_distance(
         return jnp.zeros((), filters.dtype)
     mine, theirs = (rows / lengths(rows)[:, None] for rows in (filters, others))
     crossed = jnp.abs(jnp.linalg.solve(theirs.T, mine.T))
-    apart = [jnp.sum(g / g.max(0)[None]) - size for g in (crossed, crossed.T)]
+    apart = [jnp.sum(_shares(g)) - size for g in (crossed, crossed.T)]
     return (apart[0] + apart[1]) / (2 * size * (size - 1))
+
+
+def _shares(crossed):
+    """Of the largest in each column; a filter of zeros is as like one as the other."""
+    largest = jnp.broadcast_to(crossed.max(0), crossed.shape)
+    return jnp.where(largest > 0, crossed / jnp.where(largest > 0, largest, 1), 1)
 
 
 def _check_square(params):

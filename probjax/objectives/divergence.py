@@ -30,10 +30,11 @@ from probjax.objectives.particles import (
     energies,
     move_particles,
     prepare_rows,
+    refuse_replicas,
     start_particles,
 )
 from probjax.objectives.reduce import mean
-from probjax.samplers.following import check_target_accept, first_step, move_chains
+from probjax.samplers.following import check_acceptance, move_chains
 from probjax.types import (
     Array,
     Context,
@@ -119,35 +120,19 @@ class PersistentDivergence:
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
         check_count("num_particles", self.num_particles)
-        check_target_accept(self.target)
+        check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
+        refuse_replicas(self.sampler)
         return prepare_rows(self.energy, self.sampler, params, data, WHOLE)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        particles = start_particles(
-            key,
-            self.energy,
-            params,
-            data,
-            count=self.num_particles,
-            step_size=first_step(self.sampler, self.target, params),
-        )
-        return Context((), particles)
+        return Context((), start_particles(key, self, params, data))
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        particles = move_particles(
-            key,
-            self.energy,
-            params,
-            context.shared,
-            sampler=self.sampler,
-            num_moves=self.num_moves,
-            target=self.target,
-        )
-        return context._replace(shared=particles)
+        return Context((), move_particles(key, self, params, context.shared))
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         return self.energy(params, x)

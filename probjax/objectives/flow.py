@@ -27,6 +27,7 @@ Sohl-Dickstein, Battaglino and DeWeese, PRL 107, 220601 (2011).
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,11 @@ from probjax.objectives.particles import (
     energies,
     move_particles,
     prepare_rows,
+    refuse_replicas,
     start_particles,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
-from probjax.samplers.following import check_target_accept, first_step
+from probjax.samplers.following import check_acceptance
 from probjax.types import (
     Array,
     Connectivity,
@@ -121,15 +123,18 @@ class PersistentMPF:
     """Minimum probability flow between rows and particles of the model.
 
     Give `fit` many rounds, and few steps in each: the particles are moved, and their
-    model becomes the reference, once a round. They are shared, as `Particles`, which
+    model becomes the reference, once a round. Values of different rounds say nothing of
+    each other, each being 0 where it begins. They are shared, as `Particles`, which
     tell how they do; a row's context is its energy at the reference.
 
     Args:
-        sampler: what moves particles, for any states it is made for.
-        num_particles: they start at rows drawn from the data; None for one at each.
+        sampler: what moves particles, for any states it is made for; one that keeps
+            replicas is refused.
+        num_particles: they start at rows drawn from the data by their weights; None for
+            as many as rows, and without weights one at each.
         num_moves: steps of the sampler in a round.
         target: the acceptance that the step size of a sampler that has one follows;
-            None to leave it as it is.
+            None to leave it as it is, as for a handful of particles.
 
     >>> from probjax import HeatBath, fit, ising
     >>> data = jnp.tile(jnp.array([[0.0, 1], [1, 0], [1, 0], [0, 0]]), (100, 1))
@@ -147,40 +152,27 @@ class PersistentMPF:
     num_moves: int = static(default=10)
     target: float | None = 0.8
     reduce: Callable[[Array, Array], Scalar] = static(default=log_mean_exp)
+    minimised: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
         if self.num_particles is not None:
             check_count("num_particles", self.num_particles)
-        check_target_accept(self.target)
+        check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
+        refuse_replicas(self.sampler)
         why = "persistent flow compares energies of complete rows"
         return prepare_rows(self.energy, self.sampler, params, data, why)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        particles = start_particles(
-            key,
-            self.energy,
-            params,
-            data,
-            count=self.num_particles,
-            step_size=first_step(self.sampler, self.target, params),
-        )
+        particles = start_particles(key, self, params, data)
         return Context(energies(self.energy, params, data.x), particles)
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        particles = move_particles(
-            key,
-            self.energy,
-            params,
-            context.shared,
-            sampler=self.sampler,
-            num_moves=self.num_moves,
-            target=self.target,
-        )
+        particles = move_particles(key, self, params, context.shared)
         return Context(energies(self.energy, params, data.x), particles)
 
     def row(self, params: Params, x: State, context: Scalar) -> Scalar:

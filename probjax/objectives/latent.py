@@ -20,16 +20,17 @@ Olshausen, ICCV 2011; Neal and Hinton, "A view of the EM algorithm" (1998).
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from probjax.annealing.checks import check_target
 from probjax.data import num_rows, refuse_mask
+from probjax.objectives.particles import refuse_replicas
 from probjax.objectives.reduce import mean
 from probjax.potential import Conditioned
-from probjax.samplers.following import check_target_accept, first_step, move_chains
+from probjax.samplers.following import check_acceptance, first_step, move_chains
 from probjax.types import (
     Array,
     Base,
@@ -67,7 +68,8 @@ class EM:
     Args:
         joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
         base: over the latents, as their prior: where chains start.
-        sampler: what moves them, as `HMC`, with bounds where latents have them.
+        sampler: what moves them, as `HMC`, with bounds where latents have them: at an
+            energy of infinity it can only turn down proposals.
         num_chains: latents of each row, which are averaged.
         num_moves: steps of the sampler in a round.
         target: the acceptance that the step size of a sampler that has one follows;
@@ -95,18 +97,21 @@ class EM:
     num_moves: int = static(default=10)
     target: float | None = 0.8
     reduce: Callable[[Array, Array], Scalar] = static(default=mean)
+    minimised: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_chains", self.num_chains)
         check_count("num_moves", self.num_moves)
-        check_target_accept(self.target)
+        check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "latents are sampled given complete rows")
         data = data._replace(x=jax.tree.map(floating, data.x))
         given = (params, jax.tree.map(lambda rows: rows[0], data.x))
         energy = Conditioned(self.joint)
+        # What is drawn with this key is looked at, and not used.
         check_target(jax.random.key(0), energy, given, self.base, self.sampler)
+        refuse_replicas(self.sampler)
         return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:

@@ -5,24 +5,24 @@ keeps their energies there. While the parameters descend, weights
 
     w = exp(E(x; at the refresh) - E(x; now))
 
-tell how well they still stand for the model: `ess` counts them. Moves taken for a model
-that has changed since count for less, which makes an *effective age*: before each round
-it shrinks to the share of particles that is still effective, and then grows by the
-moves. It should be well above the sampler's autocorrelation time, or the particles do
-not follow the model.
+tell how well they still stand for the model; at the next refresh `ess` counts them.
+Moves taken for a model that has changed since count for less, which makes an *effective
+age*: before each round it shrinks to the share of particles that is still effective,
+and then grows by the moves. It should be well above the sampler's autocorrelation time,
+or the particles do not follow the model.
 
 Reference: thesis, "Persistent MPF", "Persistent Samples"; Tieleman, ICML 2008.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
-from probjax.potential import check_energy, potential
-from probjax.samplers.following import move_chains
+from probjax.potential import check_energy, check_normalisable, potential
+from probjax.samplers.following import first_step, move_chains
 from probjax.types import (
     Array,
     Data,
@@ -30,12 +30,13 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     float_dtype,
     floating,
 )
+
+FEW, RARE = 0.1, 0.3
 
 
 class Particles(NamedTuple):
@@ -54,34 +55,54 @@ class Particles(NamedTuple):
     step_size: Scalar | None
     """The sampler's by now; None if it has none, or does not follow."""
 
+    def describe(self) -> str:
+        """In words: how they did at the last refresh, and what to do about it."""
+        count, ess, accept = len(self.reference), float(self.ess), float(self.accept)
+        said = (
+            f"{accept:.0%} of proposals accepted, {ess:,.0f} of {count:,} particles "
+            f"effective after a round, effective age {float(self.age):.0f} moves"
+        )
+        if not ess > FEW * count:
+            said += "; rounds go too far for them: take fewer steps_per_round"
+        if accept < RARE:
+            said += "; they hardly move: take a shorter step_size, or let it follow"
+        return said
+
 
 def prepare_rows(
-    energy: Energy, sampler: Sampler, params: Params, data: Data, why: str
+    energy: Energy, sampler: Any, params: Params, data: Data, why: str
 ) -> Data:
     """`data` that the sampler can move, complete rows only, as `why` says."""
     refuse_mask(data, why)
     first = jax.tree.map(lambda rows: floating(rows[0]), data.x)
     check_energy(energy, params, first)
+    check_normalisable(energy, params)
     return data._replace(x=sampler.prepare(potential(energy, params), data.x))
 
 
+def refuse_replicas(sampler: Any) -> None:
+    """Refuse a sampler that cannot take up a chain where another round left it."""
+    if not getattr(sampler, "resumable", True):
+        raise ValueError(
+            f"{type(sampler).__name__} keeps replicas beside the state, which every "
+            "round would begin anew, and so change the model: use the sampler within"
+        )
+
+
 def start_particles(
-    key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    data: Data,
-    *,
-    count: int | None,
-    step_size: Scalar | None,
+    key: PRNGKeyArray, objective: Any, params: Params, data: Data
 ) -> Particles:
-    """Particles at rows drawn by their weights; at each row if `count` is None."""
-    rows, weights = num_rows(data), data.weights
+    """Particles of an objective, at rows drawn by their weights.
+
+    If it says no number, and rows have no weights, there is one at each row.
+    """
+    rows, weights, count = num_rows(data), data.weights, objective.num_particles
     x = data.x
     if count is not None or weights is not None:
         chances = None if weights is None else weights / weights.sum()
         chosen = jax.random.choice(key, rows, (count or rows,), p=chances)
         x = jax.tree.map(lambda leaf: leaf[chosen], x)
-    reference = energies(energy, params, x)
+    reference = energies(objective.energy, params, x)
     kind = reference.dtype
     return Particles(
         x=x,
@@ -89,39 +110,34 @@ def start_particles(
         accept=jnp.ones((), kind),
         ess=jnp.asarray(len(reference), kind),
         age=jnp.zeros((), kind),
-        step_size=step_size,
+        step_size=first_step(objective.sampler, objective.target, params),
     )
 
 
 def move_particles(
-    key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    particles: Particles,
-    *,
-    sampler: Sampler,
-    num_moves: int,
-    target: float | None,
+    key: PRNGKeyArray, objective: Any, params: Params, particles: Particles
 ) -> Particles:
     """Particles moved at `params`, which they go with from then on."""
-    now = energies(energy, params, particles.x)
-    ess = importance_ess(particles.reference - now).astype(now.dtype)
+    now = energies(objective.energy, params, particles.x)
+    fall = particles.reference - now
+    # A particle without a finite energy stands for nothing.
+    ess = importance_ess(jnp.where(jnp.isfinite(fall), fall, -jnp.inf))
     x, accept, step_size = move_chains(
         key,
-        energy,
+        objective.energy,
         params,
         particles.x,
-        sampler=sampler,
-        num_steps=num_moves,
+        sampler=objective.sampler,
+        num_steps=objective.num_moves,
         step_size=particles.step_size,
-        target=target,
+        target=objective.target,
     )
     return Particles(
         x=x,
-        reference=energies(energy, params, x),
+        reference=energies(objective.energy, params, x),
         accept=accept.mean(),
-        ess=ess,
-        age=particles.age * ess / len(now) + num_moves,
+        ess=ess.astype(now.dtype),
+        age=(particles.age * ess / len(now) + objective.num_moves).astype(now.dtype),
         step_size=step_size,
     )
 

@@ -2,9 +2,10 @@
 
 Between rounds of a fit its parameters move, and with them the length of step that is
 worth taking. After every step of all chains together the logarithm of the step size
-goes up or down a little, until proposals are accepted as often as wanted. The steps of
-a round still leave its model unchanged as far as the step size is concerned: what one
-chain does is next to nothing in the mean of many.
+goes up or down a little, until proposals are accepted as often as wanted. Each step
+leaves the model of its round unchanged but for that: with many chains, what one of them
+did is next to nothing in the mean that the step size follows; with a handful it is not,
+and the step size had better be left alone.
 """
 
 import dataclasses
@@ -78,7 +79,9 @@ def move_chains(
 
         states, info = jax.vmap(one, (0, axes, 0))(keys, params, states)
         if log_step is not None and target is not None:
-            log_step = nearer(log_step, info.chance.mean(), target)
+            # Whether a proposal was accepted tells of its chance, with more noise.
+            chance = getattr(info, "chance", info.accept)
+            log_step = nearer(log_step, chance.mean(), target)
         return states, accept + info.accept / num_steps, log_step
 
     states = jax.vmap(start, (0, axes, 0))(keys, params, x)
@@ -108,7 +111,7 @@ def nearer(log_step: Scalar, chance: Scalar, target: Scalar | float) -> Scalar:
     return log_step + (GAIN * jnp.clip(miss, -1, 1)).astype(log_step.dtype)
 
 
-def check_target_accept(target: Any) -> None:
+def check_acceptance(target: Any) -> None:
     """Refuse what is no acceptance to aim at."""
     if target is not None and is_concrete(target) and not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")

@@ -18,7 +18,7 @@ Reference: Hukushima and Nemoto, J. Phys. Soc. Jpn. 65, 1604 (1996); Syed et al.
 84, 321 (2022), for the alternation.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,7 @@ class Tempered:
 
     sampler: Sampler
     betas: Float[Array, " rung"]
+    resumable: ClassVar[bool] = False
 
     def prepare(self, potential: Potential, x: State) -> State:
         if is_concrete(self.betas):

@@ -171,3 +171,11 @@ def test_canonical_forms_of_the_same_model_are_equal(x64, key):
 def test_bad_input_is_refused_in_a_sentence(call, message, key):
     with pytest.raises(ValueError, match=message):
         call(key)
+
+
+def test_a_filter_of_zeros_is_as_far_as_can_be(x64):
+    filters = jnp.array([[1.0, 2.0], [0.5, -1.0]])
+    assert ica.amari_distance(filters.at[1].set(0), filters) == 0.5
+    assert ica.amari_distance(jnp.zeros((2, 2)), filters) == 1
+    with pytest.raises(ValueError, match="square and of one size"):
+        ica.amari_distance(filters, jnp.ones((2, 2, 2)))

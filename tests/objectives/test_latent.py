@@ -5,6 +5,8 @@ import optax
 import pytest
 
 from probjax import EM, HMC, Data, Gaussian, HeatBath, charts, fit, linear
+from probjax.annealing import Exponential
+from probjax.samplers import Bounds
 
 SIZE = 4
 
@@ -22,22 +24,53 @@ def objective(**knobs):
     return EM(linear.gaussian, **knobs)
 
 
+@jax.jit
+def sampled(em, key, params, data):
+    return em.refresh(key, params, data, em.init(key, params, data))
+
+
 def test_latents_become_draws_of_the_posterior(key):
-    """Of one row many times: mean and covariance against the closed form."""
+    """Of two rows, each many times: mean and covariance against the closed form."""
     params = model(0)
-    x, _ = linear.sample_gaussian(key, params, num_draws=1)
-    data = Data(jnp.repeat(x, 500, axis=0))
-    em = objective(num_chains=8, num_moves=60)
-    context = em.refresh(key, params, data, em.init(key, params, data))
-    draws = context.rows.reshape(-1, 2)
+    x, _ = linear.sample_gaussian(key, params, num_draws=2)
+    data = Data(jnp.tile(x, (250, 1)))
+    context = sampled(objective(num_chains=8, num_moves=60), key, params, data)
     basis, noise = params
     precision = np.eye(2) + basis.T @ basis / noise**2
-    mean = np.linalg.solve(precision, basis.T @ x[0] / noise**2)
     covariance = np.linalg.inv(precision)
-    error = np.sqrt(np.diag(covariance) / len(draws))
-    assert np.all(np.abs(draws.mean(0) - mean) < 5 * error)
-    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.1 * covariance.max())
+    for row in range(2):
+        draws = context.rows[row::2].reshape(-1, 2)
+        mean = np.linalg.solve(precision, basis.T @ x[row] / noise**2)
+        error = np.sqrt(np.diag(covariance) / len(draws))
+        assert np.all(np.abs(draws.mean(0) - mean) < 5 * error)
+        np.testing.assert_allclose(
+            np.cov(draws.T), covariance, atol=0.1 * covariance.max()
+        )
     assert 0.7 < context.shared.accept < 0.9
+
+
+def scaled_exponential(params, x, a):
+    """x = a + noise, a exponential: -log p(x, a)."""
+    return (x - params * a) @ (x - params * a) / 2 + jnp.log(2 * jnp.pi) / 2 + a[0]
+
+
+def test_latents_that_may_not_be_negative_are_reflected(key):
+    """The mean of p(a|x) by quadrature, most of it at the boundary."""
+    x = jnp.array([-0.5])
+    em = EM(
+        scaled_exponential,
+        base=Exponential(1),
+        sampler=HMC(0.5, bounds=Bounds(lower=jnp.zeros(1))),
+        num_moves=60,
+    )
+    data = Data(jnp.repeat(x[None], 4000, axis=0))
+    draws = np.asarray(sampled(em, key, jnp.asarray(1.0), data).rows).ravel()
+    grid = np.linspace(0, 10, 10_001)
+    density = np.exp(-((x[0] - grid) ** 2) / 2 - grid)
+    mean = (grid * density).sum() / density.sum()
+    spread = np.sqrt((grid**2 * density).sum() / density.sum() - mean**2)
+    assert draws.min() >= 0
+    assert abs(draws.mean() - mean) < 5 * spread / np.sqrt(4000)
 
 
 def test_the_mean_gradient_is_that_of_the_likelihood(key):
@@ -93,22 +126,23 @@ def test_rounds_do_not_lower_the_likelihood_beyond_noise(key):
     assert found.context.rows.shape == (2000, 1, 2)
 
 
-def test_batches_of_rows_do_as_well(key):
+def test_batches_of_rows_with_weights_do_as_well(key):
     truth = model(3)
     x, _ = linear.sample_gaussian(key, truth, num_draws=2000)
     start = model(4)
     found = fit(
         key,
-        objective(num_moves=3),
+        objective(num_moves=3, num_chains=2),
         start,
-        Data(x, jnp.ones(2000)),
+        Data(x, 1.0 + (x[:, 0] > 0)),
         chart=charts.Positive(linear.Params(False, True)),
         optimizer=optax.adam(optax.cosine_decay_schedule(0.05, 600)),
         batch_size=250,
         num_rounds=600,
         steps_per_round=1,
     )
-    assert likelihood(found.params, x) > likelihood(truth, x) - 0.02
+    twice = jnp.concatenate([x, x[x[:, 0] > 0]])
+    assert likelihood(found.params, twice) > likelihood(truth, twice)
 
 
 def test_bad_input_is_refused_in_a_sentence(key):

@@ -1,3 +1,6 @@
+import dataclasses
+from typing import NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -17,18 +20,28 @@ from probjax import (
     exact,
     experts,
     fit,
+    ica,
     ising,
     loss,
+    recipe,
+    uncertainty,
 )
+from probjax.samplers import Tempered
+from probjax.types import Info
 
 SIZE = 3
 
 
 def begun(objective, key, params, data):
-    data = objective.prepare(params, data)
+    return _begun(objective, key, params, objective.prepare(params, data))
+
+
+@jax.jit
+def _begun(objective, key, params, data):
     return objective.refresh(key, params, data, objective.init(key, params, data))
 
 
+@jax.jit
 def value(objective, params, data, context):
     rows = jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
     weights = jnp.ones_like(rows) if data.weights is None else data.weights
@@ -174,6 +187,81 @@ def test_batches_and_weights_serve_as_well(key):
     )
     exactly = MaximumLikelihood(ising.energy)
     assert loss(key, exactly, found.params, data) - best.loss < 0.01
+
+
+def test_particles_tell_how_they_do(key):
+    """Effective number and age by hand, for a model that changes between rounds."""
+    first, second = (random_ising(seed, SIZE) for seed in (0, 1))
+    data = Data(exact.states(SIZE)[jnp.array([0, 3, 3, 5])])
+    objective = PersistentMPF(
+        ising.energy, sampler=HeatBath(), num_particles=50, num_moves=4
+    )
+    before = begun(objective, key, first, data)
+    old = before.shared
+    new = jax.jit(objective.refresh)(key, second, data, before).shared
+    energies = [jax.vmap(ising.energy, (None, 0))(p, old.x) for p in (first, second)]
+    np.testing.assert_allclose(old.reference, energies[0], rtol=1e-5)
+    weights = np.exp(np.subtract(*energies))
+    ess = weights.sum() ** 2 / (weights**2).sum()
+    assert 1 < ess < 45
+    np.testing.assert_allclose(new.ess, ess, rtol=1e-4)
+    np.testing.assert_allclose(new.age, 4 * ess / 50 + 4, rtol=1e-4)
+    assert "50 particles effective" in new.describe()
+    assert "fewer steps_per_round" in new._replace(ess=3.0).describe()
+    lost = old._replace(reference=old.reference.at[0].set(jnp.inf))
+    again = jax.jit(objective.refresh)(key, first, data, before._replace(shared=lost))
+    np.testing.assert_allclose(again.shared.ess, 49, rtol=1e-4)
+    assert np.isfinite(again.shared.age)
+
+
+class Walk(NamedTuple):
+    x: jax.Array
+
+
+@recipe
+class RandomWalk:
+    """A sampler with a step size that tells no more than `Info` has."""
+
+    step_size: float
+
+    def prepare(self, potential, x):
+        return x
+
+    def init(self, key, potential, x):
+        return Walk(x)
+
+    def step(self, key, potential, state):
+        walk_key, key = jax.random.split(key)
+        there = state.x + self.step_size * jax.random.normal(walk_key, state.x.shape)
+        fall = potential(state.x) - potential(there)
+        accept = jax.random.uniform(key) < jnp.exp(jnp.minimum(fall, 0))
+        return Walk(jnp.where(accept, there, state.x)), Info(accept.astype(float))
+
+
+def test_any_sampler_with_a_step_size_follows(key):
+    x = jax.random.normal(key, (500, 2))
+    objective = PersistentMPF(
+        experts.laplace, sampler=RandomWalk(50.0), num_moves=60, target=0.4
+    )
+    shared = begun(objective, key, experts.init(key, 2), Data(x)).shared
+    assert 0.3 < shared.step_size < 10
+    fixed = dataclasses.replace(objective, target=None)
+    assert begun(fixed, key, experts.init(key, 2), Data(x)).shared.step_size is None
+
+
+def test_what_particles_cannot_do_is_refused(key):
+    x = jax.random.normal(key, (5, 3))
+    singular = ica.Params(jnp.ones((3, 3)))
+    with pytest.raises(ValueError, match="no partition function"):
+        fit(key, PersistentMPF(ica.energy, sampler=HMC(0.1)), singular, x)
+    params, bits = random_ising(0, SIZE), exact.states(SIZE)
+    hot = Tempered(HeatBath(), jnp.array([1.0, 0.5]))
+    with pytest.raises(ValueError, match="Tempered keeps replicas"):
+        fit(key, PersistentMPF(ising.energy, sampler=hot), params, bits)
+    objective = PersistentMPF(ising.energy, sampler=HeatBath())
+    found = fit(key, objective, params, bits, num_rounds=2, steps_per_round=1)
+    with pytest.raises(ValueError, match="PersistentMPF is no loss that is minimised"):
+        uncertainty(objective, found, bits)
 
 
 def test_bad_knobs_are_refused():
