@@ -36,6 +36,7 @@ from probjax import (
 
 NOISE = 0.1
 STEPS = 10
+PRIORS = {linear.gaussian: linear.gaussian_prior, linear.laplace: linear.laplace_prior}
 
 
 class Patches(NamedTuple):
@@ -171,10 +172,7 @@ def linear_model(x: jax.Array, joint: Callable) -> Learned:
     """As many latents as sites, from an orthogonal basis."""
     size = x.shape[1]
     start = linear.init(jax.random.key(1), size, size)
-    prior = {
-        linear.gaussian: linear.gaussian_prior,
-        linear.laplace: linear.laplace_prior,
-    }[joint](start)
+    prior = PRIORS[joint](start)
     start = start._replace(basis=jnp.linalg.qr(start.basis)[0] / jnp.sqrt(2.0))
     stages = (Stage(0.4, 0.03, 300), Stage(0.2, 0.02, 150), Stage(NOISE, 0.01, 150))
     objective = EM(joint, base=prior, sampler=HMC(0.1, num_steps=5), num_moves=5)

@@ -114,7 +114,7 @@ def six_models(data: Patches, effort: Effort) -> Iterator[tuple[str, Judged]]:
     x, rounds = data.train, effort.num_rounds
     for name, joint in ((GAUSSIAN, linear.gaussian), (SPARSE, linear.laplace)):
         learned = image_fits.linear_model(x, joint)
-        prior = PRIORS[joint](learned.params)
+        prior = image_fits.PRIORS[joint](learned.params)
         yield name, generative(joint, learned, prior, None, data, effort)
     learned = image_fits.laplace_experts(x, NUM_EXPERTS, rounds)
     yield LAPLACE, analysis(experts.laplace, NUM_EXPERTS, learned, data, effort)
@@ -125,20 +125,11 @@ def six_models(data: Patches, effort: Effort) -> Iterator[tuple[str, Judged]]:
     yield STUDENT, analysis(experts.student_t, NUM_EXPERTS, learned, data, effort)
     learned = image_fits.bilinear_model(x, BILINEAR, effort.share)
     params = learned.params
+    prior, bounds = bilinear.prior(params), bilinear.bounds(params)
     yield (
         BILINEAR_NAME,
-        generative(
-            bilinear.joint,
-            learned,
-            bilinear.prior(params),
-            bilinear.bounds(params),
-            data,
-            effort,
-        ),
+        generative(bilinear.joint, learned, prior, bounds, data, effort),
     )
-
-
-PRIORS = {linear.gaussian: linear.gaussian_prior, linear.laplace: linear.laplace_prior}
 
 
 def analysis(
