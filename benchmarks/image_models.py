@@ -373,6 +373,8 @@ def draw_fields(data: Patches, judged: dict[str, Judged]) -> None:
 
     two, machine = bilinear.canonical(params[BILINEAR_NAME]), params[MACHINE]
     machine = mcrbm.canonical(machine)
+    pooled = np.abs(machine.pooling)
+    widest = int(np.argmax(pooled.sum(0) ** 2 / (pooled**2).sum(0)))
     panels = {
         f"{GAUSSIAN}: bases": bases(params[GAUSSIAN].basis),
         f"{SPARSE}: bases": bases(params[SPARSE].basis),
@@ -385,9 +387,9 @@ def draw_fields(data: Patches, judged: dict[str, Judged]) -> None:
         ),
         "mcRBM: filters C": filters(machine.filters),
         "mcRBM: filters of mean units W": filters(machine.mean_filters),
-        "mcRBM: what one covariance unit pools": (
+        "mcRBM: what the covariance unit pools that pools most": (
             filters(machine.filters),
-            machine.pooling[:, :1],
+            machine.pooling[:, [widest]],
         ),
     }
     figure, axes = plots.load_pyplot().subplots(

@@ -102,14 +102,15 @@ def init(
 
 def coefficients(params: Params, latents: Latents) -> Float[Array, " coefficient"]:
     """How much of each basis function there is: a = (T c) * (P d)."""
-    return (params.linear @ latents.c) * (params.modulation @ latents.d)
+    # States first: over many of them these are products without transposes.
+    return (latents.c @ params.linear.T) * (latents.d @ params.modulation.T)
 
 
 def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
     """-log p(x, c, d)."""
     _check(params, x, latents)
     base = prior(params)
-    sums = params.basis @ coefficients(params, latents)
+    sums = coefficients(params, latents) @ params.basis.T
     apart = (x - sums) / params.noise
     each = jnp.log(params.noise) + math.log(2 * math.pi) / 2
     misfit = jnp.sum(apart**2) / 2 + len(x) * each

@@ -133,14 +133,14 @@ def filter_rank(filters: np.ndarray) -> int:
 def student_t(params: Params, x: Float[Array, " site"]) -> Scalar:
     """The energy sum_l lambda_l log(1 + (f_l x)^2) of one state."""
     _check(params, x)
-    return params.strength @ jnp.log1p((params.filters @ x) ** 2)
+    return jnp.log1p(_responses(params, x) ** 2) @ params.strength
 
 
 @closed_form(unnormalisable=laplace_unnormalisable)
 def laplace(params: Params, x: Float[Array, " site"]) -> Scalar:
     """The energy sum_l lambda_l |f_l x| of one state."""
     _check(params, x)
-    return params.strength @ jnp.abs(params.filters @ x)
+    return jnp.abs(_responses(params, x)) @ params.strength
 
 
 def student_t_log_z(params: Params) -> Scalar:
@@ -223,6 +223,11 @@ def laplace_canonical(params: Params) -> Params:
     filters, strength = params
     ones = jnp.ones_like(strength)
     return student_t_canonical(Params(filters * strength[:, None], ones))
+
+
+def _responses(params, x):
+    # The state first: over many states this is a product without transposes.
+    return x @ params.filters.T
 
 
 def _states(params, responses):

@@ -83,7 +83,8 @@ def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     size = params.filters.shape[1]
     if x.shape != (size,):
         raise ValueError(f"x must have the {size} sites of params, got shape {x.shape}")
-    return jnp.sum(jnp.abs(params.filters @ x))
+    # The state first: over many states this is a product without transposes.
+    return jnp.sum(jnp.abs(x @ params.filters.T))
 
 
 def log_z(params: Params) -> Scalar:
