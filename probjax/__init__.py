@@ -57,6 +57,7 @@ from probjax.fitting import (
 from probjax.models import (
     bilinear,
     experts,
+    gaussian_rbm,
     hopfield,
     ica,
     ising,
@@ -195,6 +196,7 @@ __all__ = [
     "fit_nodes",
     "fit_path",
     "flow",
+    "gaussian_rbm",
     "goodness",
     "ica",
     "interop",
