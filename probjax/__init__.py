@@ -56,6 +56,7 @@ from probjax.fitting import (
 )
 from probjax.models import (
     bilinear,
+    dbn,
     experts,
     gaussian_rbm,
     hopfield,
@@ -188,6 +189,7 @@ __all__ = [
     "compare",
     "cross_validate",
     "datasets",
+    "dbn",
     "diagnostics",
     "draws_bar",
     "exact",

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.data import as_data, refuse_mask
+from probjax.annealing.base_fits import fit_gaussian
 from probjax.exact import enumeration
 from probjax.potential import Potential
 from probjax.types import (
@@ -32,7 +32,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
     recipe,
 )
 
@@ -50,33 +49,30 @@ class Params(NamedTuple):
 
 
 def init(
-    key: PRNGKeyArray, num_visible: int, num_hidden: int, *, scale: float = 0.01
+    key: PRNGKeyArray,
+    num_visible: int,
+    num_hidden: int,
+    *,
+    scale: float = 0.01,
+    data: ArrayLike | Data | None = None,
 ) -> Params:
-    """Independent normal weights of standard deviation `scale`; no biases, s = 1."""
+    """Independent normal weights of standard deviation `scale`; no biases, s = 1.
+
+    Args:
+        data: rows whose means and standard deviations are those of the visible units
+            then: the most likely machine without weights.
+    """
     check_count("num_visible", num_visible)
     check_count("num_hidden", num_hidden)
     weight = scale * jax.random.normal(key, (num_visible, num_hidden))
     zeros = jnp.zeros(num_visible)
-    return Params(weight, zeros, jnp.zeros(num_hidden), zeros)
-
-
-def fitted_to(params: Params, data: ArrayLike | Data) -> Params:
-    """`params` with means and scales of independent units, as rows of `data` have them.
-
-    That is the maximum of the likelihood where there are no weights.
-    """
-    data = as_data(data)
-    refuse_mask(data, "means and scales are of complete rows")
-    x = floating(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    variance = jnp.average((x - mean[None]) ** 2, 0, data.weights)
-    if not holds(_varies, variance):
-        raise ValueError("data must vary at every visible unit: leave out the others")
-    return params._replace(visible_bias=mean, log_scale=jnp.log(variance) / 2)
-
-
-def _varies(variance):
-    return variance > 0
+    params = Params(weight, zeros, jnp.zeros(num_hidden), zeros)
+    if data is None:
+        return params
+    base = fit_gaussian(data)
+    mean, scales = (jnp.asarray(part, weight.dtype) for part in (base.mean, base.scale))
+    _check_visible(params, mean)
+    return params._replace(visible_bias=mean, log_scale=jnp.log(scales))
 
 
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
@@ -90,11 +86,7 @@ def hidden_log_odds(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
     """W'(x / s^2) + c: the log odds of each hidden unit, given the visible ones."""
-    if x.shape != params.visible_bias.shape:
-        raise ValueError(
-            f"x must have the {len(params.visible_bias)} visible units of params, "
-            f"got shape {x.shape}"
-        )
+    _check_visible(params, x)
     return (x * jnp.exp(-2 * params.log_scale)) @ params.weight + params.hidden_bias
 
 
@@ -200,3 +192,11 @@ class BlockGibbs:
         accept = jax.lax.cond(whole, lambda: jnp.ones((), bool), judged)
         x = jnp.where(accept, there, state.x)
         return BlockState(x), Info(accept.astype(hidden.dtype))
+
+
+def _check_visible(params, x):
+    if x.shape != params.visible_bias.shape:
+        raise ValueError(
+            f"x must have the {len(params.visible_bias)} visible units of params, "
+            f"got shape {x.shape}"
+        )

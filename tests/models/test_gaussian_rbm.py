@@ -142,13 +142,15 @@ def test_scores_vanish_on_average_at_the_true_parameters(x64):
 
 def test_a_start_without_weights_is_the_normal_of_the_data():
     x = np.array([[0.0, 2.0], [1.0, 2.0], [0.0, 5.0]])
-    params = gaussian_rbm.init(jax.random.key(0), 2, 3)
-    found = gaussian_rbm.fitted_to(params, Data(x, jnp.array([1.0, 1.0, 2.0])))
+    data = Data(x, jnp.array([1.0, 1.0, 2.0]))
+    found = gaussian_rbm.init(jax.random.key(0), 2, 3, data=data)
     np.testing.assert_allclose(found.visible_bias, [0.25, 3.5], rtol=1e-6)
     truth = [np.sqrt(3) / 4, 1.5]
     np.testing.assert_allclose(jnp.exp(found.log_scale), truth, rtol=1e-5)
-    with pytest.raises(ValueError, match="must vary at every visible unit"):
-        gaussian_rbm.fitted_to(params, x[:2])
+    with pytest.raises(ValueError, match="scale must be positive"):
+        gaussian_rbm.init(jax.random.key(0), 2, 3, data=x[:2])
+    with pytest.raises(ValueError, match="the 4 visible units"):
+        gaussian_rbm.init(jax.random.key(0), 4, 3, data=x)
 
 
 def test_bad_input_is_refused_in_a_sentence(key):

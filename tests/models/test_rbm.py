@@ -182,13 +182,13 @@ def test_units_are_drawn_by_their_conditionals(key):
         assert np.abs(pairs).max() < 5 / np.sqrt(count)
 
 
-def test_first_biases_are_log_odds_of_weighted_rows_and_finite():
+def test_first_biases_are_log_odds_of_weighted_rows_and_finite(key):
     x = np.array([[0, 1, 0], [0, 1, 1]])
-    found = rbm.biases_from(Data(x, jnp.array([3.0, 1.0])))
+    found = rbm.init(key, 3, 2, data=Data(x, jnp.array([3.0, 1.0])))
     truth = np.log([0.5 / 4.5, 4.5 / 0.5, 1.5 / 3.5])
-    np.testing.assert_allclose(found, truth, rtol=1e-5)
-    with pytest.raises(ValueError, match="between 0 and 1, got values from 0 to 255"):
-        rbm.biases_from(255 * x)
+    np.testing.assert_allclose(found.visible_bias, truth, rtol=1e-5)
+    with pytest.raises(ValueError, match="5 visible units"):
+        rbm.init(key, 5, 2, data=x)
 
 
 def flipped(params, which):

@@ -7,7 +7,7 @@ from probjax.models.rbm.gibbs import (
     Growth,
     grown_energy,
 )
-from probjax.models.rbm.learning import Centred, biases_from, centred, weights_only
+from probjax.models.rbm.learning import Centred, centred, weights_only
 from probjax.models.rbm.machine import (
     NUM_PRODUCTS,
     Params,
@@ -36,7 +36,6 @@ __all__ = [
     "Grown",
     "Growth",
     "Params",
-    "biases_from",
     "centred",
     "energy",
     "exact_gaps",

@@ -1,4 +1,4 @@
-"""What helps a restricted Boltzmann machine to learn: a start, a penalty, coordinates.
+"""What helps a restricted Boltzmann machine to learn: a penalty, and coordinates.
 
 In centred coordinates the energy is that of units less their means,
 
@@ -17,32 +17,9 @@ training restricted Boltzmann machines" (2010).
 import jax
 import jax.numpy as jnp
 
-from probjax.data import as_data, mean_of_observed, num_rows, refuse_mask
+from probjax.data import as_data, mean_of_observed, refuse_mask
 from probjax.models.rbm.machine import Params, hidden_means
-from probjax.types import Array, ArrayLike, Data, Float, floating, holds, recipe
-
-
-def biases_from(data: ArrayLike | Data) -> Float[Array, " visible"]:
-    """The log odds of each visible unit over rows of bits, or of shares of them.
-
-    With half a row more of either state, so that a unit that never changes has a finite
-    bias. They begin an annealing path too: `Bernoulli(size, biases)`, `Growth(biases)`.
-
-    >>> found = biases_from(jnp.array([[0.0, 1.0], [1.0, 1.0]]))
-    >>> [round(float(bias), 2) for bias in found]
-    [0.0, 1.61]
-    """
-    data = as_data(data)
-    data = data._replace(x=floating(data.x))
-    if not holds(_is_share, data.x):
-        raise ValueError(
-            "data must be bits, or shares between 0 and 1, got values from "
-            f"{data.x.min():g} to {data.x.max():g}"
-        )
-    total = num_rows(data) if data.weights is None else data.weights.sum()
-    mean = mean_of_observed(data)
-    on, off = total * mean + 0.5, total * (1 - mean) + 0.5
-    return jnp.log(on) - jnp.log(off)
+from probjax.types import Array, ArrayLike, Data, Float, floating, recipe
 
 
 def weights_only(params: Params) -> Params:
@@ -90,7 +67,3 @@ def centred(params: Params, data: ArrayLike | Data) -> Centred:
     hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
     both = mean_of_observed(Data((data.x, hidden), data.weights))
     return Centred(*both)
-
-
-def _is_share(value):
-    return (value >= 0) & (value <= 1)

@@ -31,8 +31,17 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.annealing.base_fits import fit_bernoulli
 from probjax.exact import enumeration
-from probjax.types import Array, Float, PRNGKeyArray, Scalar, closed_form
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Data,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    closed_form,
+)
 
 NUM_PRODUCTS = (8, 16, 32)
 
@@ -47,19 +56,30 @@ class Params(NamedTuple):
 
 
 def init(
-    key: PRNGKeyArray, num_visible: int, num_hidden: int, *, scale: float = 0.01
+    key: PRNGKeyArray,
+    num_visible: int,
+    num_hidden: int,
+    *,
+    scale: float = 0.01,
+    data: ArrayLike | Data | None = None,
 ) -> Params:
     """Independent normal weights of standard deviation `scale`, and no biases.
 
-    Visible units that are mostly off, as of digits, learn faster from the biases of
-    independent ones: `init(...)._replace(visible_bias=biases_from(data))`.
+    Args:
+        data: rows of bits, whose log odds are the visible biases then, with one row of
+            halves added; where units are mostly off, as of digits, that learns faster.
     """
     if min(num_visible, num_hidden) < 1:
         raise ValueError(
             f"both layers must have units, got {num_visible} and {num_hidden}"
         )
     weight = scale * jax.random.normal(key, (num_visible, num_hidden))
-    return Params(weight, jnp.zeros(num_visible), jnp.zeros(num_hidden))
+    bias = jnp.zeros(num_visible)
+    if data is not None:
+        bias = jnp.asarray(fit_bernoulli(data).log_odds, weight.dtype)
+    params = Params(weight, jnp.zeros(num_visible), jnp.zeros(num_hidden))
+    check_visible(params, bias)
+    return params._replace(visible_bias=bias)
 
 
 def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " visible"]:
