@@ -56,7 +56,9 @@ from probjax.fitting import (
 )
 from probjax.models import (
     bilinear,
+    dbn,
     experts,
+    gaussian_rbm,
     hopfield,
     ica,
     ising,
@@ -187,6 +189,7 @@ __all__ = [
     "compare",
     "cross_validate",
     "datasets",
+    "dbn",
     "diagnostics",
     "draws_bar",
     "exact",
@@ -195,6 +198,7 @@ __all__ = [
     "fit_nodes",
     "fit_path",
     "flow",
+    "gaussian_rbm",
     "goodness",
     "ica",
     "interop",

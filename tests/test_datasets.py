@@ -1,3 +1,4 @@
+import gzip
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -167,6 +168,135 @@ def test_what_is_not_installed_is_named(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match="pip install scikit-learn pillow, or name"):
         datasets.natural_images()
+
+
+def some_digits():
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(0, 256, (n, 4, 3), np.uint8) for n in (7, 5))
+    train[0, 0, :2] = 0, 255
+    return {
+        "train": train,
+        "train_label": np.arange(7, dtype=np.uint8),
+        "test": test,
+        "test_label": np.arange(5, 10, dtype=np.uint8),
+    }
+
+
+IDX = dict(
+    zip(
+        ("train", "train_label", "test", "test_label"),
+        (
+            "train-images-idx3-ubyte",
+            "train-labels-idx1-ubyte",
+            "t10k-images-idx3-ubyte",
+            "t10k-labels-idx1-ubyte",
+        ),
+        strict=True,
+    )
+)
+
+
+def idx_bytes(array):
+    """As the format is told: two zeros, 8 for bytes, the axes and their lengths."""
+    head = bytes([0, 0, 8, array.ndim])
+    lengths = b"".join(length.to_bytes(4, "big") for length in array.shape)
+    return head + lengths + array.tobytes()
+
+
+def write_idx(folder, packed=False):
+    for name, array in some_digits().items():
+        content = idx_bytes(array)
+        if packed:
+            (folder / f"{IDX[name]}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / IDX[name]).write_bytes(content)
+
+
+@pytest.mark.parametrize("form", ["archive", "idx", "gzip"])
+def test_digits_are_intensities_with_labels_whatever_their_form(form, tmp_path):
+    if form == "archive":
+        np.savez(tmp_path / "mnist10k.npz", **some_digits())
+    else:
+        write_idx(tmp_path, packed=form == "gzip")
+    found, given = datasets.digits(tmp_path), some_digits()
+    np.testing.assert_allclose(found.train, given["train"] / 255, rtol=1e-6)
+    np.testing.assert_allclose(found.test, given["test"] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(found.train_label, given["train_label"])
+    np.testing.assert_array_equal(found.test_label, given["test_label"])
+    assert found.train.dtype == np.float32
+    assert found.train[0, 0, :2].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_damaged_idx_files_are_refused_in_a_sentence(packed, tmp_path):
+    write_idx(tmp_path, packed)
+    path = tmp_path / (IDX["train"] + (".gz" if packed else ""))
+    whole = idx_bytes(some_digits()["train"])
+    huge = whole[:4] + b"\xff" * 12
+    large = whole[:4] + (2**20).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2
+    for content, message in (
+        (b"", "requires a buffer of 16 bytes"),
+        (whole[:9], "requires a buffer of 16 bytes"),
+        (whole[:-1], "fewer than the 84 bytes that it tells of"),
+        (whole + b"1", "more than the 84 bytes that it tells of"),
+        (large + b"12", "fewer than the 1048576 bytes"),
+        (huge, "it tells of .*4294967295"),
+        (whole[:4] + b"\0" * 12, r"it tells of \[0, 0, 0\], 0 bytes"),
+        (idx_bytes(np.zeros(20, np.uint8)), "begins with 0x801 in place of 0x803"),
+    ):
+        path.write_bytes(gzip.compress(content) if packed else content)
+        with pytest.raises(ValueError, match=f"cannot be read as digits: .*{message}"):
+            datasets.digits(tmp_path)
+    if packed:
+        path.write_bytes(gzip.compress(whole)[:-12])
+        with pytest.raises(
+            ValueError, match="cannot be read as digits: .*ended before"
+        ):
+            datasets.digits(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="holds no digits: neither mnist10k.npz nor"):
+        datasets.digits(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": np.zeros((7, 12), np.uint8)}, r"train must be .* shape \(7, 12\)"),
+        ({"train": np.full((7, 4, 3), 0.5)}, "0 to 255, uint8, got float64"),
+        ({"test_label": np.arange(6, 11)}, "test_label must be of 0 to 9, got 6 to 10"),
+        ({"test_label": np.ones(5)}, "one whole number for each digit, got float64"),
+        ({"test_label": np.arange(4)}, "one label for each digit, got 4 .* for 5"),
+        ({"test": np.zeros((5, 3, 4), np.uint8)}, r"one size, got \(4, 3\) and \(3, 4"),
+    ],
+)
+def test_archives_that_hold_no_digits_are_refused(change, message, tmp_path):
+    np.savez(tmp_path / "mnist10k.npz", **(some_digits() | change))
+    with pytest.raises(ValueError, match=message):
+        datasets.digits(tmp_path)
+    np.savez(tmp_path / "mnist10k.npz", train=np.zeros((1, 2, 2)))
+    with pytest.raises(ValueError, match="mnist10k.npz cannot be read .*it has no"):
+        datasets.digits(tmp_path)
+
+
+def test_labels_of_idx_files_are_checked_too(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / IDX["test_label"]).write_bytes(idx_bytes(np.full(5, 77, np.uint8)))
+    with pytest.raises(ValueError, match="t10k-labels.*must be of 0 to 9, got 77 to"):
+        datasets.digits(tmp_path)
+
+
+def test_the_digits_that_scikit_learn_ships_need_no_folder(monkeypatch):
+    pytest.importorskip("sklearn")
+    found = datasets.digits()
+    assert found.train.shape == (1438, 8, 8)
+    assert found.test.shape == (359, 8, 8)
+    assert found.train.min() == 0
+    assert found.train.max() == 1
+    for labels in (found.train_label, found.test_label):
+        assert np.bincount(labels).min() > len(labels) / 15
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match="pip install scikit-learn, or name a folder"):
+        datasets.digits()
 
 
 def test_nothing_of_the_extras_is_imported_with_the_library():

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import MPF, Data, PseudoLikelihood, exact, fit, potential
+from probjax import L2, MPF, Data, PseudoLikelihood, exact, fit, potential
 from probjax.models import rbm
+from probjax.models.rbm.gibbs import _softplus_rise
 from probjax.rows import loss_over_rows
 from probjax.types import closed_forms
 
@@ -137,13 +138,113 @@ def test_bad_input_is_refused_in_a_sentence(key):
         ValueError, match=r"5 visible units of params, got shape \(4,\)"
     ):
         rbm.energy(machine(), jnp.zeros(4))
+    with pytest.raises(ValueError, match=r"3 hidden units of params, got shape \(5,\)"):
+        rbm.visible_means(machine(), jnp.zeros(5))
     with pytest.raises(ValueError, match="4194304"):
         rbm.log_z(rbm.init(key, 30, 40))
+
+
+def test_conditionals_are_those_of_the_joint(x64):
+    params = jax.tree.map(lambda leaf: leaf.astype(float), machine(7))
+    weight, visible_bias, hidden_bias = map(np.asarray, params)
+    x, hidden = np.asarray(exact.states(VISIBLE)), np.asarray(exact.states(HIDDEN))
+    joint = (x @ visible_bias)[:, None] + hidden @ hidden_bias + x @ weight @ hidden.T
+    joint = np.exp(joint)
+    up = jax.vmap(rbm.hidden_means, (None, 0))(params, x)
+    truth = joint @ hidden / joint.sum(1, keepdims=True)
+    np.testing.assert_allclose(up, truth, rtol=1e-12)
+    down = jax.vmap(rbm.visible_means, (None, 0))(params, hidden)
+    truth = joint.T @ x / joint.sum(0)[:, None]
+    np.testing.assert_allclose(down, truth, rtol=1e-12)
+    odds = rbm.hidden_log_odds(params, x[3])
+    np.testing.assert_allclose(odds, np.log(up[3]) - np.log1p(-up[3]), rtol=1e-10)
+    odds = rbm.visible_log_odds(params, hidden[5])
+    np.testing.assert_allclose(odds, np.log(down[5]) - np.log1p(-down[5]), rtol=1e-10)
+    again = jax.nn.sigmoid(weight @ up[9] + visible_bias)
+    np.testing.assert_allclose(rbm.reconstruct(params, x[9]), again, rtol=1e-12)
+
+
+def test_units_are_drawn_by_their_conditionals(key):
+    params, count = machine(8), 4000
+    keys = jax.random.split(key, count)
+    x, hidden = exact.states(VISIBLE)[11], exact.states(HIDDEN)[5]
+    up = jax.vmap(rbm.sample_hidden, (0, None, None))(keys, params, x)
+    down = jax.vmap(rbm.sample_visible, (0, None, None))(keys, params, hidden)
+    for found, mean in (
+        (up, rbm.hidden_means(params, x)),
+        (down, rbm.visible_means(params, hidden)),
+    ):
+        assert set(np.unique(found)) == {0, 1}
+        z = (found.mean(0) - mean) / jnp.sqrt(mean * (1 - mean) / count)
+        assert jnp.abs(z).max() < 4
+        # Independent given the other layer: no pair is drawn together.
+        pairs = np.corrcoef(found.T) - np.eye(len(mean))
+        assert np.abs(pairs).max() < 5 / np.sqrt(count)
+
+
+def test_first_biases_are_log_odds_of_weighted_rows_and_finite(key):
+    x = np.array([[0, 1, 0], [0, 1, 1]])
+    found = rbm.init(key, 3, 2, data=Data(x, jnp.array([3.0, 1.0])))
+    truth = np.log([0.5 / 4.5, 4.5 / 0.5, 1.5 / 3.5])
+    np.testing.assert_allclose(found.visible_bias, truth, rtol=1e-5)
+    with pytest.raises(ValueError, match="5 visible units"):
+        rbm.init(key, 5, 2, data=x)
+
+
+def flipped(params, which):
+    """The machine of which visible units `which` are 1 - x: the same up to a constant.
+
+    E over (1 - x_i) is a machine with weights and bias of unit i turned over.
+    """
+    turn = 1 - 2 * which
+    return rbm.Params(
+        turn[:, None] * params.weight,
+        turn * params.visible_bias,
+        params.hidden_bias + which @ params.weight,
+    )
+
+
+def test_centred_descent_is_the_same_whichever_state_is_called_on(x64):
+    """A step down and units turned over commute there, and not in plain parameters."""
+    params = jax.tree.map(lambda leaf: leaf.astype(float), machine(9))
+    x, which = exact.states(VISIBLE)[jnp.array([3, 7, 7, 20, 30])], jnp.arange(5.0) % 2
+    other = jnp.abs(x - which[None])
+    turned = flipped(params, which)
+    chart, other_chart = rbm.centred(params, x), rbm.centred(turned, other)
+    np.testing.assert_allclose(other_chart.hidden_mean, chart.hidden_mean, rtol=1e-12)
+    chex.assert_trees_all_close(chart.inverse(chart.forward(params)), params)
+
+    @jax.jit
+    def step(chart, params, x):
+        def loss(coordinates):
+            inside = chart.inverse(coordinates)
+            energies = jax.vmap(rbm.energy, (None, 0))(inside, x)
+            return energies.mean() + rbm.log_z(inside)
+
+        start = chart.forward(params)
+        down = jax.tree.map(lambda p, g: p - 0.1 * g, start, jax.grad(loss)(start))
+        return chart.inverse(down)
+
+    def apart(chart, other_chart):
+        there = flipped(step(chart, params, x), which)
+        return jnp.abs(there.weight - step(other_chart, turned, other).weight).max()
+
+    assert apart(chart, other_chart) < 1e-12
+    plain = rbm.Centred(jnp.zeros(VISIBLE), jnp.zeros(HIDDEN))
+    assert apart(plain, plain) > 1e-3
+    with pytest.raises(ValueError, match="5 visible and 3 hidden units, params of 3"):
+        chart.forward(rbm.transpose(params))
+
+
+def test_weight_decay_spares_the_biases():
+    params = machine(3)
+    found = L2(0.5, weights=rbm.weights_only(params)).value(params)
+    np.testing.assert_allclose(found, 0.5 * np.sum(params.weight**2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [-300.0, -40.0, -1.0, 0.0, 3.0, 40.0, 300.0])
 def test_growth_is_finite_however_long_its_steps(value):
     rise = np.array([-500.0, -60.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 60.0, 500.0])
-    found = rbm._softplus_rise(jnp.full(9, value), jnp.asarray(rise))
+    found = _softplus_rise(jnp.full(9, value), jnp.asarray(rise))
     truth = np.logaddexp(0, value + rise) - np.logaddexp(0, value)
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-7)

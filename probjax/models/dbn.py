@@ -1,0 +1,336 @@
+"""Deep belief networks: restricted Boltzmann machines in a stack.
+
+The hidden layer of each machine is the visible one of the next. The network keeps of
+the machines below the way down alone, and of the top one all:
+
+    p(x, h_1, ..., h_(n-1)) = p_1(x | h_1) p_2(h_1 | h_2) ... p_n(h_(n-1)).
+
+Its parameters are a tuple of `rbm.Params`, the bottom first, learned one at a time
+(`fit_layers`): each from what the one below makes of the data. With Q the way up, a
+product of the machines' conditionals,
+
+    log p(x) >= mean over Q(h | x) of -F(x, h) - log Z_n,
+    F(x, h) = E_1(x) + sum_l (E_(l+1)(h_l) - E'_l(h_l)),
+
+as log p_l(h_(l-1) | h_l) - log Q(h_l | h_(l-1)) = E'_l(h_l) - E_l(h_(l-1)), E' being
+the energy of a machine with its layers exchanged. Where each machine is the one below
+turned over, F is E_1(x) and the bound is log p_1(x): a layer that begins so can only
+improve on what is there.
+
+Reference: thesis, "Deep Belief Network"; Hinton, Osindero and Teh, Neural Computation
+18, 1527 (2006); Salakhutdinov and Murray, ICML 2008.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.nn import log_sigmoid, logsumexp
+
+from probjax import random
+from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
+from probjax.annealing.evaluate import shares_of
+from probjax.connectivity.flips import binary
+from probjax.data import as_data, num_rows, refuse_mask
+from probjax.exact import enumeration
+from probjax.models import rbm
+from probjax.samplers import run
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Data,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    check_count,
+)
+
+Layers = Sequence[rbm.Params]
+MOST_PAIRS = 2**22
+
+
+class Generated(NamedTuple):
+    """The outcome of `sample`."""
+
+    x: Float[Array, "chain draw visible"]
+    """States of the network."""
+    means: Float[Array, "chain draw visible"]
+    """The probabilities they were drawn by: smoother to look at."""
+    top: run.Draws
+    """The draws of the top machine that they come from."""
+
+
+def fit_layers(
+    key: PRNGKeyArray,
+    learn: Callable[[PRNGKeyArray, tuple[rbm.Params, ...], Data], rbm.Params],
+    data: ArrayLike | Data,
+    *,
+    num_layers: int,
+    layers: Layers = (),
+) -> tuple[rbm.Params, ...]:
+    """A stack of machines, each learned from what the one below makes of the data.
+
+    The hidden units of each row are drawn once a layer.
+
+    Args:
+        learn: `learn(key, below, data)`, the next machine, given those below it and the
+            rows that it is to learn, with the weights of the data.
+        num_layers: how many machines the stack is to have.
+        layers: machines at its bottom that are there already.
+
+    >>> from probjax import ContrastiveDivergence, exact, fit
+    >>> import optax
+    >>> objective = ContrastiveDivergence(rbm.energy, sampler=rbm.BlockGibbs())
+    >>> sizes, adam = (5, 5), optax.adam(0.01)
+    >>> def learn(key, below, data):
+    ...     start = rbm.init(key, data.x.shape[1], sizes[len(below)], data=data)
+    ...     return fit(key, objective, start, data, optimizer=adam, num_rounds=50,
+    ...                steps_per_round=1).params
+    >>> layers = fit_layers(jax.random.key(0), learn, exact.states(5), num_layers=2)
+    >>> [layer.weight.shape for layer in layers]
+    [(5, 5), (5, 5)]
+    """
+    check_count("num_layers", num_layers, least=max(1, len(layers)))
+    data, stack = _checked_rows(layers, data), tuple(layers)
+    for number in range(num_layers):
+        learn_key, up_key = jax.random.split(jax.random.fold_in(key, number))
+        if number == len(stack):
+            stack = (*stack, learn(learn_key, stack, data))
+            _check_stack(stack)
+        if number + 1 < num_layers:
+            data = data._replace(x=_risen(up_key, stack[number], data.x))
+    return stack
+
+
+def up_means(
+    layers: Layers, x: Float[Array, " visible"]
+) -> tuple[Float[Array, " hidden"], ...]:
+    """The means of all hidden layers, the bottom first, each given those below it."""
+    _check_stack(layers)
+    found = [x]
+    for layer in layers:
+        found.append(rbm.hidden_means(layer, found[-1]))
+    return tuple(found[1:])
+
+
+def up_samples(
+    key: PRNGKeyArray, layers: Layers, x: Float[Array, " visible"]
+) -> tuple[Float[Array, " hidden"], ...]:
+    """Draws of all hidden layers, the bottom first, each given the one below it: Q."""
+    _check_stack(layers)
+    found = [x]
+    for number, layer in enumerate(layers):
+        layer_key = random.fold_in(key, number)
+        found.append(rbm.sample_hidden(layer_key, layer, found[-1]))
+    return tuple(found[1:])
+
+
+def down_samples(
+    key: PRNGKeyArray, layers: Layers, hidden: Float[Array, " hidden"]
+) -> tuple[Float[Array, " visible"], Float[Array, " visible"]]:
+    """A state drawn from the top of `layers` down, and the means it was drawn by.
+
+    Of a network these are `layers[:-1]`, and `hidden` is a state of the top machine.
+    With no layers it is `hidden` itself.
+    """
+    _check_stack(layers)
+    x = means = hidden
+    for number, layer in reversed(list(enumerate(layers))):
+        means = rbm.visible_means(layer, x)
+        levels = random.uniform(random.fold_in(key, number), means.shape, means.dtype)
+        x = (levels < means).astype(means.dtype)
+    return x, means
+
+
+def sample(
+    key: PRNGKeyArray,
+    layers: Layers,
+    x: Float[ArrayLike, "chain visible"],
+    *,
+    num_draws: int,
+    num_warmup: int = 0,
+    thin: int = 1,
+    callback: Callable[[run.Draws], Any] | None = None,
+    callback_every: int = 100,
+) -> Generated:
+    """Draw from the network: Gibbs sampling of the top machine, then the way down.
+
+    It begins at the hidden units of the top machine, drawn given its visible ones, so
+    that one machine is a network too.
+
+    Args:
+        x: visible states with a leading axis of chains, as rows of data. What the way
+            up makes of them starts the top machine.
+        num_draws, num_warmup, thin, callback, callback_every: of the top machine's
+            chains, as of `probjax.sample`.
+    """
+    rows = _checked_rows(layers, x).x
+    up_key, top_key, down_key = jax.random.split(key, 3)
+    for number, layer in enumerate(layers[:-1]):
+        rows = _risen(jax.random.fold_in(up_key, number), layer, rows)
+    draws = run.sample(
+        top_key,
+        rbm.energy,
+        layers[-1],
+        rows,
+        sampler=rbm.BlockGibbs(),
+        num_draws=num_draws,
+        num_warmup=num_warmup,
+        thin=thin,
+        callback=callback,
+        callback_every=callback_every,
+    )
+    bits, means = _fallen(down_key, tuple(layers), draws.x)
+    return Generated(bits, means, draws)
+
+
+def bound_energy(layers: Layers, states: Sequence[Float[Array, " unit"]]) -> Scalar:
+    """F(x, h), whose mean over Q bounds -log p(x) - log Z_n from above.
+
+    Also log p(x) = log mean over Q of exp(-F(x, h)) - log Z_n, exactly.
+
+    Args:
+        states: x and the hidden layers below the top one: `(x, *up_samples(...)[:-1])`.
+    """
+    if len(states) != len(layers):
+        raise ValueError(
+            f"states must be x and {len(layers) - 1} hidden layers, got {len(states)}"
+        )
+    total = rbm.energy(layers[0], states[0])
+    for below, above, hidden in zip(layers[:-1], layers[1:], states[1:], strict=True):
+        total += rbm.energy(above, hidden) - rbm.energy(rbm.transpose(below), hidden)
+    return total
+
+
+def log_likelihood_bound(
+    key: PRNGKeyArray,
+    layers: Layers,
+    data: ArrayLike | Data,
+    annealed: Annealed | Bracket,
+    *,
+    num_draws: int = 10,
+) -> Estimate:
+    """A bound from below on the mean of log p(x) over rows.
+
+    Its `stderr` is that of the draws of hidden layers and that of log Z. There is no
+    `upper`: nothing here tells how far below the likelihood the bound is. A log Z that
+    is too low makes it too high: `sandwich` bounds that, and `lower` with it.
+
+    Args:
+        annealed: of the top machine, `layers[-1]`: what `ais` or `sandwich` gave.
+        num_draws: draws of the hidden layers for every row.
+    """
+    check_count("num_draws", num_draws, least=2)
+    data = _checked_rows(layers, data)
+    first = log_likelihood(rbm.energy, layers[0], data, annealed)
+    gains, errors = _gains(key, tuple(layers), data.x, num_draws)
+    shares = shares_of(data.weights, num_rows(data))
+    gain, error = jnp.sum(shares * gains), jnp.sqrt(jnp.sum((shares * errors) ** 2))
+    return first._replace(
+        value=first.value + gain,
+        stderr=jnp.hypot(first.stderr, error),
+        lower=first.lower + gain - 2 * error,
+        upper=jnp.full_like(first.value, jnp.nan),
+        per_row=first.per_row + gains,
+    )
+
+
+def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
+    """Log p(x) of one state, exactly, by all states of all hidden layers but the top.
+
+    Two layers that follow each other must not have more than 22 units together.
+    """
+    _check_stack(layers)
+    top = layers[-1]
+    if len(layers) == 1:
+        return -rbm.energy(top, x) - rbm.log_z(top)
+    # From the top down: the table of log p of every state of a layer.
+    table = enumeration.log_probs(rbm.energy, top, len(top.visible_bias))
+    for layer in reversed(layers[1:-1]):
+        visible, hidden = layer.weight.shape
+        if 2 ** (visible + hidden) > MOST_PAIRS:
+            raise ValueError(
+                "layers must have at most 22 units together with the next, got "
+                f"{visible} and {hidden}"
+            )
+        below, above = enumeration.states(visible), enumeration.states(hidden)
+        given = jax.vmap(partial(_log_conditional, layer), (0, None))
+        pairs = jax.vmap(given, (None, 0))(below, above)
+        table = logsumexp(pairs + table[:, None], axis=0)
+    above = enumeration.states(len(layers[0].hidden_bias))
+    given = jax.vmap(partial(_log_conditional, layers[0]), (None, 0))(x, above)
+    return logsumexp(given + table)
+
+
+def _log_conditional(layer, x, hidden):
+    """Log p(x | h) of one machine."""
+    return jnp.sum(log_sigmoid((2 * x - 1) * rbm.visible_log_odds(layer, hidden)))
+
+
+@jax.jit
+def _risen(key, layer, x):
+    keys = jax.random.split(key, len(x))
+    return jax.vmap(rbm.sample_hidden, (0, None, 0))(keys, layer, x)
+
+
+@jax.jit
+def _fallen(key, layers, x):
+    """Down from the top machine's hidden units, drawn given its visible `x`."""
+
+    def one(key, x):
+        up_key, down_key = random.split(key)
+        hidden = rbm.sample_hidden(up_key, layers[-1], x)
+        return down_samples(down_key, layers, hidden)
+
+    return jax.vmap(jax.vmap(one))(jax.random.split(key, x.shape[:2]), x)
+
+
+@partial(jax.jit, static_argnums=3)
+def _gains(key, layers, x, num_draws):
+    """What is to be added to -E_1(x): means over draws and their standard errors."""
+
+    def drawn(key, x):
+        hidden = up_samples(key, layers[:-1], x)
+        return rbm.energy(layers[0], x) - bound_energy(layers, (x, *hidden))
+
+    def add(carry, number):
+        keys = jax.random.split(jax.random.fold_in(key, number), len(x))
+        gain = jax.vmap(drawn)(keys, x)
+        mean, spread = carry
+        change = gain - mean
+        mean = mean + change / (number + 1)
+        return (mean, spread + change * (gain - mean)), None
+
+    nothing = jnp.zeros(len(x), layers[0].weight.dtype)
+    numbers = jnp.arange(num_draws)
+    (mean, spread), _ = jax.lax.scan(add, (nothing, nothing), numbers)
+    return mean, jnp.sqrt(spread / (num_draws * (num_draws - 1)))
+
+
+def _checked_rows(layers, data):
+    """`data` as complete rows of bits that `layers`, if there are any, stand on."""
+    data = as_data(data)
+    refuse_mask(data, "hidden layers are drawn given complete rows")
+    shape = jnp.shape(data.x)
+    if len(shape) != 2:
+        raise ValueError(f"data must be rows of bits (row, visible), got shape {shape}")
+    _check_stack(layers)
+    if layers and len(layers[0].visible_bias) != shape[1]:
+        raise ValueError(
+            f"the first layer must have the {shape[1]} units of a row, got "
+            f"{len(layers[0].visible_bias)}"
+        )
+    return data._replace(x=binary(data.x))
+
+
+def _check_stack(layers):
+    """Refuse machines that do not stand on each other."""
+    for number, (below, above) in enumerate(zip(layers[:-1], layers[1:], strict=True)):
+        if len(below.hidden_bias) != len(above.visible_bias):
+            raise ValueError(
+                f"layers must fit: layers[{number}] has {len(below.hidden_bias)} "
+                f"hidden units and layers[{number + 1}] {len(above.visible_bias)} "
+                "visible ones"
+            )

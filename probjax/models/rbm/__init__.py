@@ -1,0 +1,57 @@
+"""The restricted Boltzmann machine: what it is, how it is sampled, how it learns."""
+
+from probjax.models.rbm.gibbs import (
+    BlockGibbs,
+    BlockState,
+    Grown,
+    Growth,
+    grown_energy,
+)
+from probjax.models.rbm.learning import Centred, centred, weights_only
+from probjax.models.rbm.machine import (
+    NUM_PRODUCTS,
+    Params,
+    energy,
+    exact_gaps,
+    flip_gaps,
+    gaps_by_products,
+    hidden_log_odds,
+    hidden_means,
+    init,
+    log_z,
+    reconstruct,
+    sample_hidden,
+    sample_visible,
+    tail_bound,
+    transpose,
+    visible_log_odds,
+    visible_means,
+)
+
+__all__ = [
+    "NUM_PRODUCTS",
+    "BlockGibbs",
+    "BlockState",
+    "Centred",
+    "Grown",
+    "Growth",
+    "Params",
+    "centred",
+    "energy",
+    "exact_gaps",
+    "flip_gaps",
+    "gaps_by_products",
+    "grown_energy",
+    "hidden_log_odds",
+    "hidden_means",
+    "init",
+    "log_z",
+    "reconstruct",
+    "sample_hidden",
+    "sample_visible",
+    "tail_bound",
+    "transpose",
+    "visible_log_odds",
+    "visible_means",
+    "weights_only",
+]

@@ -1,0 +1,167 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax import Data, Gaussian, ScoreMatching, ais, fit, gaussian_rbm, sample
+from probjax.annealing import Straight
+from probjax.potential import Potential
+
+PARAMS = gaussian_rbm.Params(
+    weight=np.array([[1.2, -0.7, 0.4], [0.3, 1.5, -1.1]]),
+    visible_bias=np.array([0.5, -0.8]),
+    hidden_bias=np.array([-0.3, 0.6, 0.2]),
+    log_scale=np.log([0.7, 1.6]),
+)
+HIDDEN = np.array(list(itertools.product([0.0, 1.0], repeat=3)))
+
+
+def with_arrays(params=PARAMS):
+    return jax.tree.map(jnp.asarray, params)
+
+
+def joint(x):
+    """exp of minus the joint energy of a state and every hidden one, as it is read."""
+    weight, visible_bias, hidden_bias, log_scale = PARAMS
+    square = np.exp(2 * log_scale)
+    spring = np.sum((x - visible_bias) ** 2 / (2 * square))
+    return np.exp(HIDDEN @ (hidden_bias + weight.T @ (x / square)) - spring)
+
+
+def grid():
+    """Points and the area of each, over all of the distribution that matters."""
+    first, second = np.linspace(-6, 9, 301), np.linspace(-14, 14, 301)
+    points = np.stack(np.meshgrid(first, second, indexing="ij"), -1).reshape(-1, 2)
+    return points, (first[1] - first[0]) * (second[1] - second[0])
+
+
+def density():
+    """The points of the grid, and the probability of each, normalised by log_z."""
+    points, area = grid()
+    energies = jax.vmap(gaussian_rbm.energy, (None, 0))(with_arrays(), points)
+    log_z = gaussian_rbm.log_z(with_arrays())
+    return points, area * np.exp(-np.asarray(energies) - float(log_z))
+
+
+def test_energy_and_conditionals_are_those_of_the_joint(x64):
+    x = np.array([0.9, -2.0])
+    each = joint(x)
+    found = gaussian_rbm.energy(with_arrays(), x)
+    np.testing.assert_allclose(found, -np.log(each.sum()), rtol=1e-12)
+    means = gaussian_rbm.hidden_means(with_arrays(), x)
+    np.testing.assert_allclose(means, each @ HIDDEN / each.sum(), rtol=1e-12)
+    given = np.array([joint(point)[5] for point in grid()[0]])
+    truth = given @ grid()[0] / given.sum()
+    means = gaussian_rbm.visible_means(with_arrays(), HIDDEN[5])
+    np.testing.assert_allclose(means, truth, rtol=1e-8)
+    again = gaussian_rbm.reconstruct(with_arrays(), x)
+    up = each @ HIDDEN / each.sum()
+    truth = PARAMS.weight @ up + PARAMS.visible_bias
+    np.testing.assert_allclose(again, truth, rtol=1e-12)
+
+
+def test_log_z_is_the_integral(x64):
+    assert abs(density()[1].sum() - 1) < 1e-10
+
+
+def test_block_gibbs_draws_from_the_model_at_any_weight(key, x64):
+    points, chances = density()
+    moments = np.concatenate([points, points**2, points[:, :1] * points[:, 1:]], 1)
+
+    def apart(x, chances):
+        x = np.asarray(x)
+        found = np.concatenate([x, x**2, x[:, :1] * x[:, 1:]], 1)
+        error = found.std(0) / np.sqrt(len(x))
+        return np.abs((found.mean(0) - chances @ moments) / error).max()
+
+    start = jax.random.normal(key, (4000, 2))
+    sampler = gaussian_rbm.BlockGibbs()
+    draws = sample(
+        key,
+        gaussian_rbm.energy,
+        with_arrays(),
+        start,
+        sampler=sampler,
+        num_draws=1,
+        num_warmup=30,
+    )
+    assert apart(draws.x[:, 0], chances) < 4
+    assert jnp.all(draws.info.accept == 1)
+
+    @jax.jit
+    def at_weight(key, x):
+        model = Potential((gaussian_rbm.energy,), (with_arrays(),), jnp.array([0.6]))
+
+        def step(i, x):
+            step_key = jax.random.fold_in(key, i)
+            return sampler.step(step_key, model, gaussian_rbm.BlockState(x))[0].x
+
+        return jax.lax.fori_loop(0, 40, step, x)
+
+    flat = chances**0.6
+    found = jax.vmap(at_weight)(jax.random.split(key, 4000), start)
+    assert apart(found, flat / flat.sum()) < 4
+    assert apart(found, chances) > 8
+
+
+def test_annealing_from_no_weights_finds_log_z(key, x64):
+    params = with_arrays()
+    start = params._replace(weight=jnp.zeros((2, 3)))
+    base = Gaussian(2, mean=params.visible_bias, scale=jnp.exp(params.log_scale))
+    found = ais(
+        key,
+        gaussian_rbm.energy,
+        params,
+        base,
+        sampler=gaussian_rbm.BlockGibbs(),
+        num_particles=500,
+        num_steps=50,
+        path=Straight(start),
+        pilot=None,
+    )
+    assert abs(found.log_z - gaussian_rbm.log_z(params)) < 4 * found.stderr
+    assert found.stderr < 0.05
+
+
+def test_scores_vanish_on_average_at_the_true_parameters(x64):
+    """Score matching needs no Z: its gradient over the exact density is zero."""
+    points, chances = density()
+    data = Data(points, chances)
+    found = fit(
+        jax.random.key(0),
+        ScoreMatching(gaussian_rbm.energy),
+        with_arrays(),
+        data,
+        tolerance=1e-6,
+    )
+    assert found.converged
+    assert len(found.losses) == 0
+
+
+def test_a_start_without_weights_is_the_normal_of_the_data():
+    x = np.array([[0.0, 2.0], [1.0, 2.0], [0.0, 5.0]])
+    data = Data(x, jnp.array([1.0, 1.0, 2.0]))
+    found = gaussian_rbm.init(jax.random.key(0), 2, 3, data=data)
+    np.testing.assert_allclose(found.visible_bias, [0.25, 3.5], rtol=1e-6)
+    truth = [np.sqrt(3) / 4, 1.5]
+    np.testing.assert_allclose(jnp.exp(found.log_scale), truth, rtol=1e-5)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        gaussian_rbm.init(jax.random.key(0), 2, 3, data=x[:2])
+    with pytest.raises(ValueError, match="the 4 visible units"):
+        gaussian_rbm.init(jax.random.key(0), 4, 3, data=x)
+
+
+def test_bad_input_is_refused_in_a_sentence(key):
+    with pytest.raises(ValueError, match="num_hidden must be an integer of at least 1"):
+        gaussian_rbm.init(key, 3, 0)
+    with pytest.raises(
+        ValueError, match=r"2 visible units of params, got shape \(4,\)"
+    ):
+        gaussian_rbm.energy(with_arrays(), jnp.zeros(4))
+    with pytest.raises(ValueError, match=r"3 hidden units of params, got shape \(2,\)"):
+        gaussian_rbm.visible_means(with_arrays(), jnp.zeros(2))
+    model = Potential((joint,), (with_arrays(),), jnp.ones(1))
+    with pytest.raises(ValueError, match="is for gaussian_rbm.energy alone"):
+        gaussian_rbm.BlockGibbs().init(key, model, jnp.zeros(2))
