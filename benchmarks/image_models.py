@@ -304,7 +304,11 @@ def by_size(
     """Of each analysis model, by its size: test and training likelihood."""
     learners = {
         LAPLACE: (experts.laplace, image_fits.laplace_experts, (36, 72, 144, 288)),
-        STUDENT: (experts.student_t, image_fits.student_t_experts, (36, 72, 144, 288)),
+        STUDENT: (
+            experts.student_t,
+            image_fits.student_t_experts,
+            (36, 72, 144, 288, 576),
+        ),
         MACHINE: (
             mcrbm.energy_by_mean_square,
             image_fits.covariance_machine,
