@@ -57,8 +57,9 @@ def test_the_interval_covers_a_tail_that_one_side_misses(key):
         missed.append(abs(found.forward.log_z - truth) > 2 * found.forward.stderr)
     assert np.mean(covered) >= 0.9
     assert np.median(widths) < 2
-    # What makes it worth having: by its own error the one side would be wrong.
-    assert np.mean(missed) > 0.3
+    # What makes it worth having: by its own error the one side would be wrong in one of
+    # twenty runs. It is in 49 of 100, and three standard errors below that in this few.
+    assert np.mean(missed) > 0.15
 
 
 def test_likelihoods_have_both_sides_of_log_z(key):
