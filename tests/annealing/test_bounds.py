@@ -8,6 +8,7 @@ from probjax import HMC, Data, HeatBath, exact, ising
 from probjax.annealing import (
     Bernoulli,
     Gaussian,
+    ais,
     log_likelihood,
     reverse_ais,
     sandwich,
@@ -40,7 +41,7 @@ def test_both_sides_meet_on_spins(key):
 def test_the_interval_covers_a_tail_that_one_side_misses(key):
     params = student()
     truth = float(experts.student_t_log_z(params))
-    covered, missed, widths = [], [], []
+    covered, widths = [], []
     for each in jax.random.split(key, 20):
         x = experts.sample_student_t(each, params, num_draws=200)
         found = sandwich(
@@ -54,12 +55,27 @@ def test_the_interval_covers_a_tail_that_one_side_misses(key):
         )
         covered.append(found.lower < truth < found.upper)
         widths.append(found.upper - found.lower)
-        missed.append(abs(found.forward.log_z - truth) > 2 * found.forward.stderr)
     assert np.mean(covered) >= 0.9
     assert np.median(widths) < 2
-    # What makes it worth having: by its own error the one side would be wrong in one of
-    # twenty runs. It is in 49 of 100, and three standard errors below that in this few.
-    assert np.mean(missed) > 0.15
+
+
+def test_by_its_own_error_one_side_would_be_wrong(key):
+    """What makes two sides worth having. In 49 of 100 runs of another key it was."""
+    params = student()
+    truth = float(experts.student_t_log_z(params))
+    missed = []
+    for each in jax.random.split(key, 100):
+        found = ais(
+            each,
+            experts.student_t,
+            params,
+            Gaussian(6),
+            sampler=HMC(0.2),
+            num_particles=200,
+            num_steps=300,
+        )
+        missed.append(abs(found.log_z - truth) > 2 * found.stderr)
+    assert np.mean(missed) > 0.3
 
 
 def test_likelihoods_have_both_sides_of_log_z(key):
