@@ -15,6 +15,7 @@ HELPERS = (
     "harness",
     "image_fits",
     "ising_fits",
+    "machine_brackets",
     "natural_machine",
 )
 

@@ -44,7 +44,7 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
-from probjax.corruption import FixedFlips, IndependentFlips
+from probjax.corruption import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data import unique_rows
 from probjax.fitting import (
     ConvergenceWarning,
@@ -140,6 +140,7 @@ __all__ = [
     "FixedFlips",
     "Gaussian",
     "GaussianSteps",
+    "GreyLevels",
     "GroupL1",
     "HMC",
     "Hamiltonian",

@@ -1,7 +1,8 @@
-"""Ways to corrupt binary states: which of their bits are flipped.
+"""Binary versions of rows: bits that are flipped, or drawn from grey levels.
 
-    FixedFlips          exactly so many of the n bits of each state;
-    IndependentFlips    each bit with a probability.
+    FixedFlips          exactly so many of the n bits of each state are flipped;
+    IndependentFlips    each bit is, with a probability;
+    GreyLevels          each bit is on with the probability that the row says.
 
 The first is what the thesis does, and a memory can tell: a unit that sees how many of
 the others are wrong knows something of itself. The second knows of no such thing.
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.connectivity.flips import binary
+from probjax.preprocessing import binarise_randomly
 from probjax.types import (
     Array,
     ArrayLike,
@@ -29,7 +31,10 @@ from probjax.types import (
 
 
 class Corruption(Protocol):
-    """`corruption(key, x)`: a corrupted version of a state, or of each of many rows."""
+    """`corruption(key, x)`: a binary version of a state, or of each of many rows.
+
+    Rows that it cannot make one of are refused.
+    """
 
     def __call__(
         self, key: PRNGKeyArray, x: ArrayLike, /
@@ -76,6 +81,18 @@ class IndependentFlips:
         x = jnp.asarray(binary(jnp.asarray(x)))
         flips = jax.random.bernoulli(key, self.probability, x.shape)
         return jnp.where(flips, 1 - x, x)
+
+
+@recipe
+class GreyLevels:
+    """Each bit is on with the probability that the row says: `binarise_randomly`.
+
+    >>> GreyLevels()(jax.random.key(0), jnp.array([0.0, 1.0])).tolist()
+    [0.0, 1.0]
+    """
+
+    def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
+        return binarise_randomly(key, x)
 
 
 def flip_some(

@@ -119,7 +119,7 @@ def receptive_fields(
         shape: rows and columns of pixels of each; square if None.
         columns: how many side by side; about as many as below each other if None.
     """
-    tiles = _tiles(filters, shape)
+    tiles = _filters(filters, shape)
     columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
     check_count("columns", columns)
     return _mosaic(tiles, columns, ax)
@@ -143,7 +143,7 @@ def groupings(
         weights: one column a group, `(filter, group)`.
         columns: how many of a group's filters to show, at most.
     """
-    tiles, weights = _tiles(filters, shape), np.asarray(weights)
+    tiles, weights = _filters(filters, shape), np.asarray(weights)
     check_count("columns", columns)
     fits = weights.ndim == 2 and len(weights) == len(tiles) and weights.size > 0
     if not (fits and np.isfinite(weights).all()):
@@ -158,20 +158,52 @@ def groupings(
     return _mosaic(shown.reshape(-1, *tiles.shape[1:]), order.shape[1], ax)
 
 
-def _tiles(filters, shape):
+def images(
+    rows: ArrayLike,
+    *,
+    shape: tuple[int, int] | None = None,
+    columns: int | None = None,
+    ax: Any = None,
+) -> Any:
+    """Images side by side, white at 0 and black at 1: data, or samples of a model.
+
+    Args:
+        rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
+        shape, columns: as for `receptive_fields`.
+    """
+    rows = np.asarray(rows)
+    if rows.size and (rows.min() < 0 or rows.max() > 1):
+        raise ValueError(
+            f"rows must be grey levels from 0 to 1, got {rows.min():g} to {rows.max():g}"
+        )
+    tiles = _tiles("rows", rows, shape)
+    columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
+    check_count("columns", columns)
+    return _mosaic(1 - 2 * tiles, columns, ax)
+
+
+def _filters(filters, shape):
     """Filters as images, each with a largest magnitude of 1, or of 0."""
-    rows = np.asarray(filters)
+    tiles = _tiles("filters", filters, shape)
+    return _normalised(tiles.reshape(len(tiles), -1)).reshape(tiles.shape)
+
+
+def _tiles(name, rows, shape):
+    """Rows as images, square if no shape is given."""
+    rows = np.asarray(rows)
     if rows.ndim != 2 or rows.size == 0 or not np.isfinite(rows).all():
-        raise ValueError(f"filters must be finite (filter, site), got {rows.shape}")
+        raise ValueError(
+            f"{name} must be finite ({name.rstrip('s')}, site), got {rows.shape}"
+        )
     side = math.isqrt(rows.shape[1])
     shape = (side, side) if shape is None else shape
     if math.prod(shape) != rows.shape[1]:
         raise ValueError(
-            f"filters of {rows.shape[1]} sites are no images of {shape[0]} x "
+            f"{name} of {rows.shape[1]} sites are no images of {shape[0]} x "
             f"{shape[1]} pixels: give shape=(rows, columns), or bring filters of white "
             "coordinates to pixels by preprocessing.pixel_filters"
         )
-    return _normalised(rows).reshape(-1, *shape)
+    return rows.reshape(-1, *shape)
 
 
 def _normalised(rows):

@@ -3,9 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from probjax import MPF, Corrupted, Data, FixedFlips, IndependentFlips, fit, ising
+from probjax import (
+    MPF,
+    Corrupted,
+    Data,
+    FixedFlips,
+    GreyLevels,
+    IndependentFlips,
+    PseudoLikelihood,
+    fit,
+    ising,
+)
 from probjax.corruption import flip_some
 
 SIZE, ROWS = 10, 4000
@@ -34,6 +45,45 @@ def test_bits_are_flipped_each_for_itself(key):
     assert np.all(np.abs(both - 0.09) < 5 * np.sqrt(0.09 / ROWS))
     # How many are flipped is binomial.
     assert abs(flips.sum(1).var() / 2.1 - 1) < 5 * np.sqrt(2 / ROWS)
+
+
+def test_grey_levels_are_chances_drawn_anew_in_every_round(key):
+    levels = jnp.array([0.0, 0.2, 0.7, 1.0])
+    rows = jnp.tile(levels, (ROWS, 1))
+    objective = Corrupted(MPF(ising.energy), GreyLevels())
+    params = ising.init(key, 4)
+    data = objective.prepare(params, Data(rows))
+    np.testing.assert_array_equal(data.x, rows)
+    context = objective.init(jax.random.key(1), params, data)
+    versions = [context.rows[0]]
+    for number in range(2):
+        round_key = jax.random.fold_in(key, number)
+        context = objective.refresh(round_key, params, data, context)
+        versions.append(context.rows[0])
+    error = np.sqrt(levels * (1 - levels) / ROWS)
+    for version in versions:
+        assert np.all(np.abs(version.mean(0) - levels) <= 5 * error)
+        assert set(np.unique(version)) == {0, 1}
+    changed = [np.mean(a != b, 0) for a, b in zip(versions, versions[1:], strict=False)]
+    expected = 2 * levels * (1 - levels)
+    np.testing.assert_allclose(changed, [expected, expected], atol=0.04)
+
+
+def test_a_model_of_grey_rows_has_their_means(key):
+    levels = jnp.array([0.2, 0.7])
+    rows = jnp.tile(levels, (200, 1))
+    objective = Corrupted(PseudoLikelihood(ising.energy), GreyLevels())
+    found = fit(
+        key,
+        objective,
+        ising.init(key, 2),
+        rows,
+        optimizer=optax.sgd(optax.linear_schedule(0.5, 0.0, 2000)),
+        num_rounds=2000,
+        steps_per_round=1,
+    )
+    odds = -jnp.diag(ising.coupling_matrix(found.params))
+    np.testing.assert_allclose(jax.nn.sigmoid(odds), levels, atol=0.02)
 
 
 def test_one_state_is_corrupted_as_rows_are(key):
@@ -80,6 +130,8 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
         fit(key, objective, start, Data(x, mask=x == 0))
     with pytest.raises(ValueError, match="data of 0 and 1"):
         fit(key, objective, start, x + 0.5)
+    with pytest.raises(ValueError, match="shares of white, between 0 and 1"):
+        fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
     # Whose flips would be counted line by line.
-    with pytest.raises(ValueError, match=r"one array of rows of bits, got \[\(4, 2, 3"):
+    with pytest.raises(ValueError, match=r"one array of rows .row, unit., got \[\(4, 2, 3"):
         fit(key, objective, start, x.reshape(4, 2, 3))

@@ -97,6 +97,23 @@ def test_receptive_fields_need_not_be_square():
     pyplot.close()
 
 
+def test_images_are_white_where_nothing_is_and_black_at_one():
+    _, ax = pyplot.subplots()
+    rows = np.array([[0.0, 1, 0.5, 0.25], [1, 1, 0, 0]])
+    assert plots.images(rows, ax=ax) is ax
+    gap = np.nan
+    expected = [
+        [gap, gap, gap, gap, gap, gap, gap],
+        [gap, 1, -1, gap, -1, -1, gap],
+        [gap, 0, 0.5, gap, 1, 1, gap],
+        [gap, gap, gap, gap, gap, gap, gap],
+    ]
+    np.testing.assert_allclose(shown(ax), expected)
+    assert ax.images[0].get_clim() == (-1, 1)
+    assert ax.images[0].get_cmap().name == "gray"
+    pyplot.close()
+
+
 def test_groupings_fall_in_strength_from_left_to_right():
     filters = np.eye(4)[:3]
     weights = np.array([[0.5, -1], [2, 0], [-1, -4]])
@@ -115,6 +132,8 @@ def test_groupings_fall_in_strength_from_left_to_right():
         (lambda: plots.receptive_fields(np.ones((3, 6)), shape=(2, 2)), "give shape="),
         (lambda: plots.receptive_fields(np.ones(4)), r"\(filter, site\), got \(4,\)"),
         (lambda: plots.receptive_fields(np.full((1, 4), np.nan)), "must be finite"),
+        (lambda: plots.images(np.full((1, 4), 2.0)), "levels from 0 to 1, got 2 to 2"),
+        (lambda: plots.images(np.ones(4)), r"rows must be finite \(row, site\)"),
         (lambda: plots.receptive_fields(np.ones((1, 4)), columns=0), "columns must be"),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones((2, 3))), r"got.*\(2, 3\)"),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones(3)), r"for 3 filters"),

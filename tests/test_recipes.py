@@ -23,6 +23,7 @@ from probjax import (
     Data,
     FixedFlips,
     GaussianSteps,
+    GreyLevels,
     GroupL1,
     Hamiltonian,
     IndependentFlips,
@@ -98,6 +99,7 @@ OBJECTIVES = [
     MinimumKLContraction(ising.energy, blocks=((0, 1), (2, 3))),
     Corrupted(MPF(ising.energy), FixedFlips(1)),
     Corrupted(PseudoLikelihood(ising.energy), IndependentFlips(0.3)),
+    Corrupted(MPF(ising.energy), GreyLevels()),
     NoiseContrast(ising.energy, annealing.Bernoulli(4, 0.3), num_noise=2),
 ]
 CONTINUOUS = [

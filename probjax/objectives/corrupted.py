@@ -1,8 +1,8 @@
-"""Any objective on fresh corrupted versions of the rows.
+"""Any objective on fresh binary versions of the rows.
 
-Each round of `fit` draws a new version of every row, and the objective is of those
-alone: it never sees the rows themselves. So that learning from a large set of corrupted
-samples needs no memory for it.
+Each round of `fit` draws a new version of every row, corrupted or made of its grey
+levels, and the objective is of those alone: it never sees the rows themselves. So that
+learning from a large set of versions needs no memory for it.
 
 Reference: thesis, "Memory Storage in a Hopfield Network", learning from corrupted
 samples.
@@ -26,6 +26,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    floating,
     recipe,
 )
 
@@ -38,7 +39,9 @@ class Corrupted:
 
     Args:
         objective: of binary rows, as `MPF(hopfield.energy)`.
-        corruption: `FixedFlips` or `IndependentFlips`, or a recipe of one's own.
+        corruption: `FixedFlips` or `IndependentFlips`; `GreyLevels` for rows between 0
+            and 1, as images that are binarised anew whenever they are seen; or a recipe
+            of one's own.
     """
 
     objective: Objective
@@ -56,8 +59,12 @@ class Corrupted:
         refuse_mask(data, "corrupted rows are complete")
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
-            raise ValueError(f"data must be one array of rows of bits, got {shapes}")
-        return self.objective.prepare(params, data._replace(x=binary(data.x)))
+            raise ValueError(f"data must be one array of rows (row, unit), got {shapes}")
+        # Versions tell all there is to check: of the rows, and of what is made of them.
+        rows = floating(data.x)
+        versions = binary(self.corruption(jax.random.key(0), rows))
+        self.objective.prepare(params, data._replace(x=versions))
+        return data._replace(x=rows)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         draw_key, inner_key = jax.random.split(key)
