@@ -11,9 +11,9 @@ All start alike, in centred coordinates and with the same weight decay, and see 
 row equally often: what differs is which states the data are compared with.
 
 Chains of the top machine begin at noise, and 1,000 Gibbs steps lie before the first
-sample and between samples. What digit a sample is, its five nearest neighbours among
-training digits say; how near they are, against what they are to digits of the test
-set, says whether it is one at all.
+sample and between samples; the bottom machine is sampled alone likewise. What digit a
+sample is, its five nearest neighbours among training digits say; how near they are,
+against what they are to digits of the test set, says whether it is one at all.
 
 With --data DIR the digits are MNIST's; without, scikit-learn's of 8 x 8 pixels.
 
@@ -77,12 +77,13 @@ class Rows(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """A network, and what it cost and draws."""
+    """A network, what it cost, and its samples as means, `(chain, draw, pixel)`."""
 
     layers: tuple[rbm.Params, ...]
     seconds: float
-    means: jax.Array
-    """Of samples, `(chain, draw, pixel)`."""
+    network: jax.Array
+    bottom: jax.Array
+    """Of the bottom machine alone."""
 
 
 def run(options: Options) -> Iterator[Table]:
@@ -176,13 +177,14 @@ def learn(number: int, way: Learn, rows: Rows, scale: Scale) -> Learned:
     noise = jax.random.bernoulli(
         noise_key, rows.train.mean(0), (scale.chains, rows.train.shape[1])
     )
-    drawn = dbn.sample(draw_key, layers, noise, num_draws=scale.draws, thin=GIBBS_STEPS)
-    return Learned(layers, seconds, drawn.means)
+    drawn = partial(dbn.sample, num_draws=scale.draws, thin=GIBBS_STEPS)
+    network = drawn(draw_key, layers, noise).means
+    return Learned(layers, seconds, network, drawn(draw_key, layers[:1], noise).means)
 
 
 def likelihoods(rows: Rows, learned: dict[str, Learned], scale: Scale) -> Table:
     figures = []
-    for name, (layers, seconds, _) in learned.items():
+    for name, (layers, seconds, *_) in learned.items():
         first_key, up_key, top_key, bound_key = jax.random.split(jax.random.key(2), 4)
         counts = {
             "num_particles": scale.particles,
@@ -239,76 +241,72 @@ def nearest(rows: Rows, images: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def classes(rows: Rows, learned: dict[str, Learned]) -> Table:
-    # Samples are compared as bits, as the digits are.
-    _, usual = nearest(rows, rows.test)
-    figures = []
-    for name, (_, _, means) in learned.items():
-        bits = (means > jax.random.uniform(jax.random.key(3), means.shape)).astype(
-            float
-        )
-        found, distance = nearest(rows, bits.reshape(-1, bits.shape[-1]))
-        found = np.asarray(found).reshape(bits.shape[:2])
-        entropy, error = evenness(found)
-        share = np.bincount(found.ravel(), minlength=NUM_CLASSES) / found.size
-        figures.append(
-            (
-                name,
-                f"{entropy:.3f}",
-                f"{error:.3f}",
-                " ".join(f"{value:.2f}".lstrip("0") for value in share),
-                float(distance.mean() / usual.mean()),
-                float((distance > jnp.quantile(usual, 0.99)).mean()),
-            )
-        )
     labels = np.asarray(rows.label)
-    entropy, _ = evenness(labels[:, None])
-    share = np.bincount(labels, minlength=NUM_CLASSES) / labels.size
-    figures.append(
-        (
-            "training digits",
-            f"{entropy:.3f}",
-            "",
-            " ".join(f"{value:.2f}".lstrip("0") for value in share),
-            "",
-            "",
-        )
-    )
+    figures = [("training digits", "", *evenness(labels[:, None]), "", "", "")]
+    for part in ("network", "bottom"):
+        for name, one in learned.items():
+            figures.append((name, part, *judged(rows, getattr(one, part))))
     return Table(
         f"What digits the samples are, {GIBBS_STEPS:,} Gibbs steps apart",
         (
             "by",
+            "samples of",
+            "shares of 0 to 9",
             "entropy",
             "stderr",
-            "shares of 0 to 9",
-            "distance / test digits'",
-            "beyond 99 % of them",
+            "ink",
+            "distance",
+            "beyond",
         ),
         figures,
         f"Entropy of the classes in nats, at most {np.log(NUM_CLASSES):.3f}; its "
-        "standard error is over chains, resampled. Distance is that to the nearest "
-        "training digits, squared; what draws little is near to much.",
+        "standard error is over chains, redrawn. Ink: pixels that are on, against "
+        "those of training digits. Distance: the squared one to the nearest training "
+        "digits, against that of test digits; beyond: the share of samples that are "
+        "farther from them than 99 % of test digits are. Little ink is near to all.",
     )
 
 
-def evenness(found: np.ndarray) -> tuple[float, float]:
-    """The entropy of classes `(chain, draw)`, and its error by redrawing chains."""
+def judged(rows: Rows, means: jax.Array) -> tuple:
+    """Classes and likeness of samples, drawn as the digits were."""
+    bits = preprocessing.binarise_randomly(jax.random.key(3), means)
+    found, distance = nearest(rows, bits.reshape(-1, bits.shape[-1]))
+    _, usual = nearest(rows, rows.test)
+    return (
+        *evenness(np.asarray(found).reshape(bits.shape[:2])),
+        bits.mean() / rows.train.mean(),
+        distance.mean() / usual.mean(),
+        (distance > jnp.quantile(usual, 0.99)).mean(),
+    )
+
+
+def evenness(found: np.ndarray) -> tuple[str, str, str]:
+    """The shares of classes `(chain, draw)`, their entropy, and its error."""
     generator = np.random.default_rng(0)
     redrawn = generator.integers(len(found), size=(200, len(found)))
-    return _entropy(found), float(np.std([_entropy(found[rows]) for rows in redrawn]))
+    error = np.std([_entropy(_shares(found[rows])) for rows in redrawn])
+    share = _shares(found)
+    shown = " ".join(f"{value:.2f}".lstrip("0") for value in share)
+    return shown, f"{_entropy(share):.3f}", f"{error:.3f}"
 
 
-def _entropy(found):
-    share = np.bincount(found.ravel(), minlength=NUM_CLASSES) / found.size
+def _shares(found):
+    return np.bincount(found.ravel(), minlength=NUM_CLASSES) / found.size
+
+
+def _entropy(share):
     return float(-np.sum(share * np.log(np.where(share > 0, share, 1))))
 
 
 def draw(learned: dict[str, Learned]) -> None:
     figure, axes = plots.load_pyplot().subplots(
-        1, len(learned), figsize=(4.2 * len(learned), 4.6), layout="constrained"
+        2, len(learned), figsize=(4.2 * len(learned), 9), layout="constrained"
     )
-    for ax, (name, one) in zip(axes, learned.items(), strict=True):
-        shown = one.means[:10, :10]
-        plots.images(shown.reshape(-1, shown.shape[-1]), columns=10, ax=ax)
-        ax.set_title(name)
+    for column, (name, one) in zip(axes.T, learned.items(), strict=True):
+        parts = {name: one.network, f"{name}: the bottom machine alone": one.bottom}
+        for ax, (title, means) in zip(column, parts.items(), strict=True):
+            shown = means[:10, :10]
+            plots.images(shown.reshape(-1, shown.shape[-1]), columns=10, ax=ax)
+            ax.set_title(title)
     FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, dpi=150)
