@@ -7,14 +7,9 @@ are a sampler's, not exact: what they have not reached, the upper side does not 
 """
 
 import jax
-import jax.numpy as jnp
-from jax.scipy.special import logit
 
-from probjax import Bernoulli, rbm, sample, sandwich
+from probjax import rbm, sample, sandwich
 from probjax.annealing import Bracket
-
-# Units that were never on keep finite odds.
-RARE = 1e-3
 
 
 def bracket(
@@ -27,8 +22,7 @@ def bracket(
 ) -> Bracket:
     """Log Z by `num_steps` distributions each way, after a quarter as many to draw."""
     draw_key, run_key = jax.random.split(key)
-    odds = logit(jnp.clip(rows.mean(0), RARE, 1 - RARE))
-    active = jax.vmap(rbm.hidden_means, (None, 0))(params, rows).mean(0)
+    base, path = rbm.start_growth(params, rows)
     draws = sample(
         draw_key,
         rbm.energy,
@@ -42,9 +36,9 @@ def bracket(
         run_key,
         rbm.energy,
         params,
-        Bernoulli(len(odds), odds),
+        base,
         draws.x[:, 0],
         sampler=rbm.BlockGibbs(),
         num_steps=num_steps,
-        path=rbm.Growth(odds, logit(jnp.clip(active, RARE, 1 - RARE))),
+        path=path,
     )

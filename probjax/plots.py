@@ -173,9 +173,8 @@ def images(
     """
     rows = np.asarray(rows)
     if rows.size and (rows.min() < 0 or rows.max() > 1):
-        raise ValueError(
-            f"rows must be grey levels from 0 to 1, got {rows.min():g} to {rows.max():g}"
-        )
+        least, most = rows.min(), rows.max()
+        raise ValueError(f"rows must be levels from 0 to 1, got {least:g} to {most:g}")
     tiles = _tiles("rows", rows, shape)
     columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
     check_count("columns", columns)

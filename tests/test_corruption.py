@@ -133,5 +133,7 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
     with pytest.raises(ValueError, match="shares of white, between 0 and 1"):
         fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
     # Whose flips would be counted line by line.
-    with pytest.raises(ValueError, match=r"one array of rows .row, unit., got \[\(4, 2, 3"):
+    with pytest.raises(
+        ValueError, match=r"one array of rows .row, unit., got \[\(4, 2, 3"
+    ):
         fit(key, objective, start, x.reshape(4, 2, 3))

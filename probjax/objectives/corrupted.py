@@ -59,7 +59,9 @@ class Corrupted:
         refuse_mask(data, "corrupted rows are complete")
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
-            raise ValueError(f"data must be one array of rows (row, unit), got {shapes}")
+            raise ValueError(
+                f"data must be one array of rows (row, unit), got {shapes}"
+            )
         # Versions tell all there is to check: of the rows, and of what is made of them.
         rows = floating(data.x)
         versions = binary(self.corruption(jax.random.key(0), rows))

@@ -248,3 +248,18 @@ def test_growth_is_finite_however_long_its_steps(value):
     found = _softplus_rise(jnp.full(9, value), jnp.asarray(rise))
     truth = np.logaddexp(0, value + rise) - np.logaddexp(0, value)
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-7)
+
+
+def test_growth_starts_with_both_layers_as_active_as_the_data():
+    params = machine(scale=2.0)
+    x = jnp.array([[1.0, 0, 1, 1, 0], [1, 0, 0, 1, 0], [1, 1, 0, 1, 0]])
+    weights = jnp.array([1.0, 2.0, 1.0])
+    base, path = rbm.start_growth(params, Data(x, weights))
+    fields = np.asarray(x @ params.weight) + np.asarray(params.hidden_bias)
+    share = np.array([0.25, 0.5, 0.25])
+    visible, hidden = share @ np.asarray(x), share @ (1 / (1 + np.exp(-fields)))
+    # With one row of halves beside the three.
+    for odds, mean in ((path.visible, visible), (path.hidden, hidden)):
+        expected = (3 * mean + 0.5) / 4
+        np.testing.assert_allclose(jax.nn.sigmoid(odds), expected, rtol=1e-5)
+    np.testing.assert_array_equal(base.log_odds, path.visible)

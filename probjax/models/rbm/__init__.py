@@ -6,6 +6,7 @@ from probjax.models.rbm.gibbs import (
     Grown,
     Growth,
     grown_energy,
+    start_growth,
 )
 from probjax.models.rbm.learning import Centred, centred, weights_only
 from probjax.models.rbm.machine import (
@@ -49,6 +50,7 @@ __all__ = [
     "reconstruct",
     "sample_hidden",
     "sample_visible",
+    "start_growth",
     "tail_bound",
     "transpose",
     "visible_log_odds",

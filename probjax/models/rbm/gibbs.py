@@ -14,13 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.annealing.base_discrete import Bernoulli
+from probjax.annealing.base_fits import fit_bernoulli
 from probjax.connectivity.flips import binary
-from probjax.models.rbm.machine import Params, check_visible, energy
+from probjax.data import as_data, mean_of_observed, num_rows
+from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.samplers.lazily import together
 from probjax.types import (
     Array,
+    ArrayLike,
     Base,
+    Data,
     Energy,
     Float,
     Info,
@@ -121,7 +126,7 @@ class Growth:
 
     It is `Straight` from a machine without weights, whose fields then last: a step of
     `BlockGibbs` and its weight cost two matrix products in place of five. The base
-    should be `Bernoulli(size, visible)`.
+    should be `Bernoulli(size, visible)`; `start_growth` has both from data.
 
     Args:
         visible: a, the log odds of the visible units, as the data have them.
@@ -168,6 +173,32 @@ class Growth:
         return Grown(params, self.visible, self._hidden(params), share)
 
 
+def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Growth]:
+    """The base and the path of annealing on which both layers are as active as data.
+
+    >>> from probjax import ais, exact
+    >>> from probjax.models import rbm
+    >>> params = rbm.init(jax.random.key(0), 6, 3, scale=1.0)
+    >>> base, path = start_growth(params, exact.states(6))
+    >>> found = ais(jax.random.key(1), rbm.energy, params, base, path=path,
+    ...             sampler=BlockGibbs(), num_particles=500, num_steps=100)
+    >>> bool(abs(found.log_z - rbm.log_z(params)) < 5 * found.stderr)
+    True
+
+    Args:
+        data: rows of bits that the machine has learned, or others like them.
+    """
+    data = as_data(data)
+    base = fit_bernoulli(data)
+    rows = data._replace(x=binary(data.x))
+    active = jax.vmap(hidden_means, (None, 0))(params, rows.x)
+    mean = mean_of_observed(Data(active, rows.weights))
+    # Units that are always on, or off, keep finite odds: one row of halves is added.
+    count = num_rows(data)
+    odds = jax.scipy.special.logit((count * mean + 0.5) / (count + 1))
+    return base, Growth(base.log_odds, odds)
+
+
 def _softplus_rise(value, rise):
     """softplus(value + rise) - softplus(value), where small to its last digits."""
     small = jnp.abs(rise) <= 1
@@ -197,7 +228,10 @@ def _machine(potential):
 
 def _check_energy(name, *energies):
     if energies != (energy,):
-        raise ValueError(f"rbm.{name} is for rbm.energy alone")
+        raise ValueError(
+            f"rbm.{name} is for rbm.energy alone; to anneal a machine by block Gibbs "
+            "sampling, base, path = rbm.start_growth(params, data)"
+        )
 
 
 def _energy(machine, state):
