@@ -9,7 +9,7 @@ from probjax.annealing.base_discrete import Bernoulli, Categorical
 from probjax.connectivity.flips import binary
 from probjax.connectivity.sites import letters, one_hot
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.types import ArrayLike, Data, floating, is_concrete
+from probjax.types import Array, ArrayLike, Data, Float, floating, is_concrete
 
 
 def fit_gaussian(data: ArrayLike | Data) -> Gaussian:
@@ -53,7 +53,7 @@ def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
     """
     data = _complete(data, "means are taken of complete rows")
     x = binary(data.x)
-    mean = _with_one_more(jnp.average(x, 0, data.weights), 0.5, data)
+    mean = with_one_more(jnp.average(x, 0, data.weights), 0.5, data)
     return Bernoulli(x.shape[1], jax.scipy.special.logit(mean))
 
 
@@ -66,7 +66,7 @@ def fit_categorical(data: ArrayLike | Data, num_states: int) -> Categorical:
     x = letters(data.x, num_states=num_states)
     hot = jax.vmap(lambda row: one_hot(row, num_states))(x)
     shares = jnp.average(hot, 0, data.weights)
-    odds = jnp.log(_with_one_more(shares, 1 / num_states, data))
+    odds = jnp.log(with_one_more(shares, 1 / num_states, data))
     return Categorical(x.shape[1], num_states, odds)
 
 
@@ -81,7 +81,10 @@ def _complete(data, why):
     return data
 
 
-def _with_one_more(means, value, data):
+def with_one_more(
+    means: Float[Array, "..."], value: float, data: Data
+) -> Float[Array, "..."]:
+    """Means over the rows of `data` and one more, whose entries are `value`."""
     count = num_rows(data) if data.weights is None else data.weights.sum()
     return (count * means + value) / (count + 1)
 

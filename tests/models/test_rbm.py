@@ -258,8 +258,8 @@ def test_growth_starts_with_both_layers_as_active_as_the_data():
     fields = np.asarray(x @ params.weight) + np.asarray(params.hidden_bias)
     share = np.array([0.25, 0.5, 0.25])
     visible, hidden = share @ np.asarray(x), share @ (1 / (1 + np.exp(-fields)))
-    # With one row of halves beside the three.
+    # With one row of halves beside the four that the weights amount to.
     for odds, mean in ((path.visible, visible), (path.hidden, hidden)):
-        expected = (3 * mean + 0.5) / 4
+        expected = (4 * mean + 0.5) / 5
         np.testing.assert_allclose(jax.nn.sigmoid(odds), expected, rtol=1e-5)
     np.testing.assert_array_equal(base.log_odds, path.visible)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.annealing.base_discrete import Bernoulli
-from probjax.annealing.base_fits import fit_bernoulli
+from probjax.annealing.base_fits import fit_bernoulli, with_one_more
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, mean_of_observed, num_rows
+from probjax.data import as_data, mean_of_observed
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.samplers.lazily import together
@@ -193,10 +193,9 @@ def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Gro
     rows = data._replace(x=binary(data.x))
     active = jax.vmap(hidden_means, (None, 0))(params, rows.x)
     mean = mean_of_observed(Data(active, rows.weights))
-    # Units that are always on, or off, keep finite odds: one row of halves is added.
-    count = num_rows(data)
-    odds = jax.scipy.special.logit((count * mean + 0.5) / (count + 1))
-    return base, Growth(base.log_odds, odds)
+    # Units that are always on, or off, keep finite odds.
+    odds = jax.scipy.special.logit(with_one_more(mean, 0.5, data))
+    return base, Growth(jnp.asarray(base.log_odds), odds)
 
 
 def _softplus_rise(value, rise):
