@@ -96,7 +96,8 @@ def _of_mean(objective, params, x, weights, chunk_size):
     if num_chunks == 1:
         summed = total(x, weights)
     else:
-        nothing = jnp.zeros_like(total(*cut_chunk(0, size, x, weights)))
+        shape = jax.eval_shape(total, x, weights)
+        nothing = jnp.zeros(shape.shape, shape.dtype)
         summed = jax.lax.fori_loop(0, num_chunks, add, nothing)
     value, slope = jax.value_and_grad(objective.of_mean)(summed / weights.sum())
 
