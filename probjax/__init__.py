@@ -101,6 +101,7 @@ from probjax.objectives.score import (
     ScoreMatchingBySteps,
     SlicedScoreMatching,
 )
+from probjax.objectives.sparse import Sparse
 from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
@@ -211,6 +212,7 @@ __all__ = [
     "ising",
     "hopfield",
     "Corrupted",
+    "Sparse",
     "linear",
     "log_likelihood",
     "loss",

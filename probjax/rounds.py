@@ -101,11 +101,11 @@ def run_rounds(
         run = _begin_round(plan, key, run, params, data)
         return _advance(plan, key, run, params, data, plan.steps_per_round)
 
-    def unless_stopped(_, run):
-        return jax.lax.cond(run.stopped, lambda: run, lambda: one_round(run))
+    def busy(run):
+        return ~run.stopped & (run.round + 1 < plan.num_rounds)
 
     run = _start(plan, key, params, data)
-    run = jax.lax.fori_loop(0, plan.num_rounds, unless_stopped, run)
+    run = jax.lax.while_loop(busy, one_round, run)
     return run, _progress(plan, run, params).params
 
 
@@ -242,7 +242,10 @@ class Space(NamedTuple):
         """The largest absolute entry of the gradient, in the parameters."""
         _, pull = jax.vjp(self.point, self.params(state.evaluated))
         (gradient,) = pull(state.gradient)
-        return jnp.max(jnp.abs(ravel_pytree(gradient)[0]))
+        leaves = [
+            jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(gradient)
+        ]
+        return jnp.max(jnp.stack(leaves))
 
 
 def _space(plan, params):

@@ -5,6 +5,10 @@ long sum of a million terms would lose what a gradient near its zero is made of.
 are exact: `reduce` is a weighted mean of a transform, so two chunks' values reduce to
 the whole's by their weights, and the derivatives of that reduction are the shares of
 the chunks' gradients.
+
+A function of a mean over rows, as of how often a hidden unit is on, is no mean over
+rows itself. Its gradient is one, once the mean m is known: that of f(m) is the mean of
+f'(m) ds over rows' statistics s. So there are two passes, and chunks are exact again.
 """
 
 from functools import partial
@@ -13,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows
+from probjax.objectives.reduce import mean
 from probjax.types import (
     Array,
     Data,
@@ -44,30 +49,70 @@ def loss_over_rows(
     *,
     chunk_size: int,
 ) -> tuple[Scalar, Params]:
-    """`objective.reduce` over the rows, and its gradient in the parameters."""
-    count, weights = num_rows(data), data.weights
+    """What `objective` makes of the rows, and its gradient in the parameters."""
+    weights = data.weights
     if weights is None:
-        weights = jnp.ones(count, float_dtype(params))
+        weights = jnp.ones(num_rows(data), float_dtype(params))
+    rows = (data.x, weights, context)
+    found = _reduced(objective.reduce, objective.row, params, *rows, chunk_size)
+    if not hasattr(objective, "of_mean"):
+        return found
+    beside = _of_mean(objective, params, data.x, weights, chunk_size)
+    return jax.tree.map(jnp.add, found, beside)
+
+
+def _reduced(reduce, row, params, x, weights, context, chunk_size):
+    """The reduction of `row` over the rows, and its gradient."""
 
     def part(params, x, weights, context):
-        values = jax.vmap(objective.row, (None, 0, 0))(params, x, context)
-        return objective.reduce(values, weights)
+        values = jax.vmap(row, (None, 0, 0))(params, x, context)
+        return reduce(values, weights)
 
     of_chunk = jax.value_and_grad(part)
-    num_chunks = -(-count // chunk_size)
-    # As even as they can be: the last one then repeats next to nothing.
-    size = -(-count // num_chunks)
+    num_chunks, size = _cuts(len(weights), chunk_size)
     if num_chunks == 1:
-        return of_chunk(params, data.x, weights, context)
+        return of_chunk(params, x, weights, context)
 
     def add(i, total):
-        (x, rows), mine = cut_chunk(i, size, (data.x, context), weights)
-        value, gradient = of_chunk(params, x, mine, rows)
-        return _merged(objective.reduce, total, (value, gradient, mine.sum()))
+        (mine, rows), counted = cut_chunk(i, size, (x, context), weights)
+        value, gradient = of_chunk(params, mine, counted, rows)
+        return _merged(reduce, total, (value, gradient, counted.sum()))
 
     nothing = jnp.zeros((), weights.dtype)
     total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
+
+
+def _of_mean(objective, params, x, weights, chunk_size):
+    """`objective.of_mean` of the mean statistic, and its gradient."""
+
+    def total(x, weights):
+        return weights @ jax.vmap(objective.statistic, (None, 0))(params, x)
+
+    def add(i, found):
+        return found + total(*cut_chunk(i, size, x, weights))
+
+    num_chunks, size = _cuts(len(weights), chunk_size)
+    if num_chunks == 1:
+        summed = total(x, weights)
+    else:
+        shape = jax.eval_shape(total, x, weights)
+        nothing = jnp.zeros(shape.shape, shape.dtype)
+        summed = jax.lax.fori_loop(0, num_chunks, add, nothing)
+    value, slope = jax.value_and_grad(objective.of_mean)(summed / weights.sum())
+
+    def row(params, x, context):
+        return slope @ objective.statistic(params, x)
+
+    _, gradient = _reduced(mean, row, params, x, weights, (), chunk_size)
+    return value, gradient
+
+
+def _cuts(count, chunk_size):
+    """How many chunks, and of what size: as even as they can be."""
+    num_chunks = -(-count // chunk_size)
+    # The last one then repeats next to nothing.
+    return num_chunks, -(-count // num_chunks)
 
 
 def cut_chunk(

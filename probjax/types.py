@@ -275,6 +275,9 @@ class Objective(Protocol):
 
     It may also have `unbounded(params, data)`, which says in words what has no finite
     estimate, and `minimised = False` if its value has no meaning, only its gradient.
+
+    If it has `statistic(params, x)`, a vector of one row, and `of_mean(m)`, then that
+    function of the weighted mean m over the rows of a step is added.
     """
 
     @property

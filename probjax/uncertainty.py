@@ -125,6 +125,11 @@ def uncertainty(
             "with exclude_data rows decide on the neighbours of others, so that the "
             "loss is no sum over rows: there are no error bars for it"
         )
+    if hasattr(objective, "of_mean"):
+        raise ValueError(
+            f"{type(objective).__name__} adds a function of all rows together, so that "
+            "the loss is no sum over rows: there are no error bars for it"
+        )
     if is_concrete(fitted.converged) and not fitted.converged:
         warnings.warn(
             "error bars are of a minimum, which the fit has not come to",

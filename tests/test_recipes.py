@@ -44,6 +44,7 @@ from probjax import (
     ScoreMatchingBySteps,
     SiteChanges,
     SlicedScoreMatching,
+    Sparse,
     annealing,
     charts,
     ising,
@@ -67,6 +68,10 @@ def propose(key, args, x):
 
 def log_density(args, x_new, x):
     return -jnp.sum((x_new - x) ** 2) / (2 * args**2)
+
+
+def log_odds(params, x):
+    return params.bias[:3] * x[1:]
 
 
 SOME = BitFlips(), SiteChanges(2), GaussianSteps(0.5, num_draws=3)
@@ -101,6 +106,13 @@ OBJECTIVES = [
     Corrupted(PseudoLikelihood(ising.energy), IndependentFlips(0.3)),
     Corrupted(MPF(ising.energy), GreyLevels()),
     NoiseContrast(ising.energy, annealing.Bernoulli(4, 0.3), num_noise=2),
+    Sparse(MPF(ising.energy), log_odds, target=0.2, strength=0.1),
+    Sparse(
+        ContrastiveDivergence(ising.energy, samplers.HeatBath()),
+        log_odds,
+        target=jnp.array([0.1, 0.2, 0.3]),
+        strength=1,
+    ),
 ]
 CONTINUOUS = [
     ScoreMatching(ising.energy),

@@ -57,6 +57,11 @@ class Corrupted:
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "corrupted rows are complete")
+        if hasattr(self.objective, "of_mean"):
+            raise ValueError(
+                f"{type(self.objective).__name__} looks at the rows themselves: put it "
+                "around Corrupted and not inside"
+            )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
             raise ValueError(
