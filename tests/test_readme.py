@@ -8,8 +8,10 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PROBJAX_DATA", raising=False)
     exec("\n".join(blocks), {})
-    divergence, worst, *path, contact, back = capsys.readouterr().out.splitlines()
+    divergence, worst, *path, back = capsys.readouterr().out.splitlines()
+    *path, drawn, digits, contact = path
     *path, third, steps, above, mixed, interval, likelihood, covered, alive = path
     white, plain = (int(count) for count in re.findall(r"\d+", steps))
     assert white < plain / 3
@@ -19,6 +21,9 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert "nats per row, between" in likelihood
     assert covered == "True"
     assert "of 2,000 particles effective after a round" in alive
+    assert drawn == "(10, 10, 64)"
+    # Independent pixels come to -24.1.
+    assert -22 < float(digits.split()[0]) < -15
     assert float(divergence) < 0.01
     assert 1 < float(worst) < 5
     coupled = [int(line.split()[3]) for line in path]
