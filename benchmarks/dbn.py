@@ -295,7 +295,7 @@ def _shares(found):
 
 
 def _entropy(share):
-    return float(-np.sum(share * np.log(np.where(share > 0, share, 1))))
+    return float(np.sum(share * -np.log(np.where(share > 0, share, 1))))
 
 
 def draw(learned: dict[str, Learned]) -> None:
@@ -308,5 +308,6 @@ def draw(learned: dict[str, Learned]) -> None:
             shown = means[:10, :10]
             plots.images(shown.reshape(-1, shown.shape[-1]), columns=10, ax=ax)
             ax.set_title(title)
+    figure.get_layout_engine().set(wspace=0.04)
     FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, dpi=150)
