@@ -7,12 +7,11 @@ the whole's by their weights, and the derivatives of that reduction are the shar
 the chunks' gradients.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows
+from probjax.devices import num_devices
 from probjax.types import (
     Array,
     Data,
@@ -29,11 +28,16 @@ CACHED_ROWS = 4096
 
 
 def default_chunk_size(data: Data) -> int:
-    """`CACHED_ROWS` on one CPU; all rows elsewhere, where sums are trees already."""
+    """`CACHED_ROWS` on CPUs; all rows elsewhere, where sums are trees already.
+
+    And where rows are spread over devices that are not known, which would have to send
+    each other all of a chunk.
+    """
     on_cpu = jax.default_backend() == "cpu"
     leaves = [leaf for leaf in jax.tree.leaves(data.x) if is_concrete(leaf)]
     spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves)
-    return CACHED_ROWS if on_cpu and not spread else num_rows(data)
+    known = num_devices() > 1 or not spread
+    return CACHED_ROWS if on_cpu and known else num_rows(data)
 
 
 def loss_over_rows(
@@ -54,9 +58,10 @@ def loss_over_rows(
         return objective.reduce(values, weights)
 
     of_chunk = jax.value_and_grad(part)
-    num_chunks = -(-count // chunk_size)
+    parts = _num_parts(count)
+    num_chunks = -(-count // (chunk_size * parts))
     # As even as they can be: the last one then repeats next to nothing.
-    size = -(-count // num_chunks)
+    size = -(-count // (num_chunks * parts)) * parts
     if num_chunks == 1:
         return of_chunk(params, data.x, weights, context)
 
@@ -75,12 +80,26 @@ def cut_chunk(
 ) -> tuple[PyTree, Float[Array, " chunk"]]:
     """The i-th `size` of the rows, and their weights.
 
-    The last chunk reaches back over rows already counted, which then weigh nothing.
+    The last chunk reaches back over rows already counted, which then weigh nothing. Of
+    rows that are spread, every device cuts its share of a chunk out of its own.
     """
-    start = jnp.minimum(i * size, len(weights) - size)
-    cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-    mine = jnp.where(start + jnp.arange(size) >= i * size, cut(weights), 0)
-    return jax.tree.map(cut, rows), mine
+    parts = _num_parts(len(weights), size)
+    width, length = size // parts, len(weights) // parts
+    start = jnp.minimum(i * width, length - width)
+
+    def cut(leaf):
+        by_part = leaf.reshape(parts, length, *leaf.shape[1:])
+        chunk = jax.lax.dynamic_slice_in_dim(by_part, start, width, axis=1)
+        return chunk.reshape(size, *leaf.shape[1:])
+
+    new = jnp.tile(start + jnp.arange(width) >= i * width, parts)
+    return jax.tree.map(cut, rows), jnp.where(new, cut(weights), 0)
+
+
+def _num_parts(*counts):
+    """How many devices the rows are spread over, if all counts divide evenly."""
+    parts = num_devices()
+    return 1 if any(count % parts for count in counts) else parts
 
 
 def _merged(reduce, first, second):

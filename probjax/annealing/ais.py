@@ -35,6 +35,7 @@ from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Way
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
+from probjax.devices import check_even, driver, each
 from probjax.potential import potential
 from probjax.types import (
     ArrayLike,
@@ -49,6 +50,7 @@ from probjax.types import (
 )
 
 
+@driver
 def ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -108,6 +110,7 @@ def ais(
     return finish(course, keys, particles, callback, callback_every)
 
 
+@driver
 def resume_ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -225,6 +228,7 @@ def planned(
 ) -> Plan:
     """The plan of a run, unless what it is made of does not go together."""
     check_count("num_particles", num_particles)
+    check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
     betas = check_schedule(betas, num_steps)
     check_target(jax.random.fold_in(key, 0), energy, params, base, sampler)
@@ -250,7 +254,7 @@ def _start(course, key, keys):
 
 def drawn(course: Course, key: PRNGKeyArray, count: int) -> State:
     """Draws of the base, as the sampler wants them."""
-    return prepared(course, jax.vmap(course.base.sample)(jax.random.split(key, count)))
+    return prepared(course, each(course.base.sample)(jax.random.split(key, count)))
 
 
 def prepared(course: Course, x: State) -> State:
