@@ -77,7 +77,7 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
         leaf = np.asarray(leaf, jnp.result_type(leaf))
         return jax.make_array_from_process_local_data(where, leaf)
 
-    return jax.tree.map(place, rows)
+    return _as_in_context(jax.tree.map(place, rows))
 
 
 def driver(
@@ -96,7 +96,8 @@ def driver(
             return function(*args, **kwargs)
         with jax.set_mesh(mesh):
             args, kwargs = jax.tree.map(_untyped, (args, kwargs))
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        return _as_in_context(result)
 
     return run
 
@@ -172,7 +173,7 @@ def _mesh_to_set(tree):
     where = [leaf.sharding for leaf in leaves]
     meshes = [each.mesh for each in where if isinstance(each, NamedSharding)]
     for mesh in meshes:
-        if mesh.size > 1:
+        if mesh.size > 1 or AxisType.Explicit in mesh.axis_types:
             return _automatic(mesh)
     mesh = jax.sharding.get_mesh()
     return _automatic(mesh) if AxisType.Explicit in mesh.axis_types else None
@@ -198,6 +199,21 @@ def _untyped(leaf):
     if not isinstance(where, NamedSharding) or AxisType.Auto in where.mesh.axis_types:
         return leaf
     return jax.device_put(leaf, NamedSharding(_automatic(where.mesh), where.spec))
+
+
+def _as_in_context(tree):
+    """Arrays with their place in their type, if the context's mesh has it there."""
+    mesh = jax.sharding.get_mesh()
+    if AxisType.Explicit not in mesh.axis_types:
+        return tree
+
+    def typed(leaf):
+        where = getattr(leaf, "sharding", None)
+        if not isinstance(where, NamedSharding) or where.mesh.empty:
+            return leaf
+        return jax.device_put(leaf, NamedSharding(mesh, where.spec))
+
+    return jax.tree.map(typed, tree)
 
 
 def _context_mesh():

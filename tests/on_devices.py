@@ -7,12 +7,12 @@ Results go to FILE, as arrays by name.
 
 import sys
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from small_models import random_ising
 
 from probjax import (
@@ -22,29 +22,33 @@ from probjax import (
     Data,
     Gaussian,
     HeatBath,
-    RandomFlips,
     ais,
-    annealing,
     fit,
     ising,
     linear,
     marginal_log_likelihood,
+    random,
     resume,
     resume_ais,
+    reverse_ais,
     sample,
     sample_mean,
-    sandwich,
     uncertainty,
     unique_rows,
 )
-from probjax.devices import on_host, spread
-from probjax.samplers import run as run_module
+from probjax.devices import each, on_host, spread
+from probjax.samplers import run
 from probjax.samplers.hmc import reduced_flip
 
-KEY = jax.random.key(7)
+
+def key():
+    # Not a constant: nothing may be computed before processes have met.
+    return jax.random.key(7)
+
+
 ADAM = optax.adam(0.05)
 REDUCED = HMC(0.9, num_steps=3, flip=reduced_flip)
-SIZE, ROWS, CHAINS = 6, 1000, 48
+SIZE, ROWS, CHAINS = 6, 1000, 192
 
 
 def quartic(params, x):
@@ -52,108 +56,142 @@ def quartic(params, x):
 
 
 def mine(rows):
-    """This process's part of rows that do not divide evenly among devices."""
+    """This process's part of rows, as they are or with some of no weight behind."""
     ends = np.linspace(0, len(rows), jax.process_count() + 1).astype(int)
-    part = slice(*ends[jax.process_index() :][:2])
-    return jax.tree.map(lambda leaf: leaf[part], rows)
+    return np.asarray(rows)[slice(*ends[jax.process_index() :][:2])]
+
+
+def streams(found):
+    with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
+        keys = spread(
+            mine(np.asarray(jax.random.key_data(jax.random.split(key(), 32))))
+        )
+    draw = jax.jit(each(lambda words: numbers(jax.random.wrap_key_data(words))))
+    with jax.set_mesh(keys.sharding.mesh):
+        found["streams"] = np.stack([*map(on_host, draw(keys))])
+
+
+def numbers(key):
+    key = random.fold_in(key, 5)
+    return random.normal(key, (7,)), jax.random.uniform(key, (7,))
 
 
 def fits(found):
-    bits = np.array(jax.random.bernoulli(KEY, 0.4, (ROWS - 4, SIZE)))
+    bits = np.array(jax.random.bernoulli(key(), 0.4, (ROWS - 6, SIZE)))
     bits[:200, 1] |= bits[:200, 0]
     data = spread(Data(mine(bits)))
-    start = random_ising(0, SIZE)
-    objective = MPF(ising.energy)
-    whole = fit(KEY, objective, start, data, chart=ising.centred(data), chunk_size=50)
-    found["fit"] = np.append(ising.coupling_matrix(whole.params), whole.loss)
-    found["fit_error_bars"] = uncertainty(objective, whole, data).covariance
-    found["fit_unique"] = unique_rows(data).weights
-    batches = fit(
-        KEY,
-        MPF(ising.energy, connectivity=RandomFlips(2)),
-        start,
-        Data(data.x),
-        optimizer=ADAM,
-        batch_size=200,
-        num_rounds=3,
-        steps_per_round=4,
-    )
-    found["fit_batches"] = np.append(batches.losses, batches.params.coupling)
-    moved = fit(
-        KEY,
+    objective, start = MPF(ising.energy), random_ising(0, SIZE)
+    whole = fit(key(), objective, start, data, chart=ising.centred(data), chunk_size=50)
+    assert whole.converged
+    found["fit"] = ising.coupling_matrix(whole.params)
+    found["fit_loss"] = whole.loss
+    bars = uncertainty(objective, whole, data)
+    found["error_bars"] = bars.of(ising.coupling_matrix)
+    found["counts"] = unique_rows(data).weights
+
+
+def batches(found):
+    rows = spread(mine(np.asarray(jax.random.normal(key(), (ROWS, 3)))))
+    found_ = fit(
+        key(),
         ContrastiveDivergence(quartic, REDUCED),
         jnp.ones(3),
-        spread(mine(np.ones((ROWS, 3), np.float32))),
+        rows,
         optimizer=ADAM,
-        steps_per_round=2,
+        batch_size=200,
+        num_rounds=2,
+        steps_per_round=3,
     )
-    found["fit_divergence"] = moved.params
-    layout(found, "fit_divergence", moved.context.rows)
+    found["batches"] = np.append(on_host(found_.losses), on_host(found_.params))
+    layout(found, "context", found_.context.rows)
 
 
 def chains(found):
     glass = random_ising(1, SIZE)
     bits = spread(mine(np.zeros((CHAINS, SIZE))))
-    draws = sample(KEY, ising.energy, glass, bits, sampler=HeatBath(), num_draws=2)
-    found["first_bits"] = gathered(draws.x)
-    more = resume(KEY, ising.energy, glass, draws, sampler=HeatBath(), num_draws=30)
-    found["bits"] = gathered(more.x)
-    layout(found, "bits", more.x)
-    starts = spread(mine(np.asarray(jax.random.normal(KEY, (CHAINS, 3)))))
-    params = jnp.array([1.0, 2.0, 0.5])
-    args = (KEY, quartic, params, starts)
+    heat = {"sampler": HeatBath(), "num_draws": 10}
+    draws = sample(key(), ising.energy, glass, bits, **heat)
+    more = resume(key(), ising.energy, glass, draws, **heat)
+    found["first_bits"] = on_host(draws.x)[:, 0]
+    found["long_bits"] = z_parts(on_host(more.x))
+    layout(found, "draws", more.x)
+    starts = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))
+    args = (key(), quartic, jnp.array([1.0, 2.0, 0.5]), starts)
     draws = sample(*args, sampler=REDUCED, num_draws=1)
-    found["first_reals"] = gathered(draws.x)
-    found["first_momenta"] = gathered(draws.state.phase.v)
-    layout(found, "reals", draws.state.x)
-    means = sample_mean(
-        *args, statistic=jnp.square, sampler=REDUCED, num_draws=300, num_warmup=50
-    )
+    found["first_reals"] = on_host(draws.x)
+    found["first_momenta"] = on_host(draws.state.phase.v)
+    found["first_accept"] = on_host(draws.info.accept)
+    means = sample_mean(*args, statistic=jnp.square, sampler=REDUCED, num_draws=100)
     found["long_means"] = np.stack([means.mean, means.stderr])
     layout(found, "means", means.running.mean)
 
 
+def z_parts(draws):
+    """The means over all, and their standard errors by the chains' own."""
+    by_chain = draws.mean(1)
+    return np.stack([by_chain.mean(0), by_chain.std(0) / np.sqrt(len(by_chain))])
+
+
 def partition_functions(found):
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     target = (jax.random.key(1), quartic, jnp.array([1.0, 2.0, 0.5]), Gaussian(3))
-    plain = {"num_particles": 4 * CHAINS, "sampler": HMC(0.3), "pilot": None}
-    with jax.set_mesh(mesh):
-        short = ais(*target, num_steps=3, **plain)
-        found["log_weights"] = gathered(short.log_weights)
+    moves = {"sampler": HMC(0.3), "resample_below": 0.9}
+    with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
+        short = ais(
+            *target,
+            num_particles=CHAINS,
+            num_steps=60,
+            pilot=None,
+            callback=lambda _: True,
+            callback_every=2,
+            **moves,
+        )
+        found["first_weights"] = on_host(short.log_weights)
         layout(found, "particles", short.x)
-        ended = ais(*target, num_steps=5, callback=lambda _: True, callback_every=2, **plain)
-        again = resume_ais(*target, ended, sampler=HMC(0.3))
-        found["resumed"] = gathered(again.log_weights)
-        drawn = spread(mine(np.asarray(jax.random.normal(KEY, (4 * CHAINS, 3)))))
-        both = sandwich(*target, drawn, sampler=REDUCED, num_steps=300)
-        found["long_log_z"] = np.stack([both.forward.log_z, both.forward.stderr])
-        resampled = ais(*target, num_steps=100, resample_below=0.9, **plain)
-        found["long_resampled"] = np.stack([resampled.log_z, resampled.stderr])
+        annealed = resume_ais(*target, short, **moves)
+        assert annealed.particles.num_resampled > 0
+        found["long_log_z"] = np.stack([annealed.log_z, annealed.stderr])
+        drawn = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))
+    back = reverse_ais(*target, drawn, sampler=HMC(0.3), num_steps=60)
+    found["long_reverse"] = np.stack([back.log_z, back.stderr])
+    layout(found, "back", back.x)
 
 
 def likelihoods(found):
-    model = linear.init(KEY, 3, 2, noise=0.5)
-    rows, _ = linear.sample_gaussian(KEY, model, num_draws=CHAINS)
-    data = spread(mine(np.asarray(rows)))
-    args = (KEY, linear.gaussian, model, Gaussian(2), data)
-    plain = {"sampler": HMC(0.3), "num_particles": 8, "pilot": None}
-    short = marginal_log_likelihood(*args, num_steps=3, chunk_size=2, **plain)
-    found["rows_log_p"] = gathered(short.per_row)
-    long = marginal_log_likelihood(*args, num_steps=100, **plain)
-    found["long_log_p"] = np.stack([long.value, long.stderr])
-    assert "nats per row" in long.describe()
-
-
-def gathered(array):
-    return on_host(array)
+    model = linear.init(key(), 3, 2, noise=0.5)
+    rows, _ = linear.sample_gaussian(key(), model, num_draws=32)
+    estimate = marginal_log_likelihood(
+        key(),
+        linear.gaussian,
+        model,
+        Gaussian(2),
+        spread(mine(rows)),
+        sampler=HMC(0.3),
+        num_particles=8,
+        num_steps=20,
+        chunk_size=3,
+        pilot=None,
+    )
+    found["first_log_p"] = on_host(estimate.per_row)
+    found["long_log_p"] = np.stack([estimate.value, estimate.stderr])
+    assert "nats per row" in estimate.describe()
 
 
 def layout(found, name, array):
-    """Which part of an array's leading axis each device of this process holds."""
-    first = jax.tree.leaves(array)[0]
-    found[f"layout_{name}"] = np.array(
-        [len(shard.data) * jax.device_count() / len(first) for shard in first.addressable_shards]
-    )
+    """How much of an array each device of this process holds, of its fair share."""
+    shares = [len(shard.data) for shard in array.addressable_shards]
+    found[f"layout_{name}"] = np.array(shares) * jax.device_count() / len(array)
+
+
+def words(found):
+    """The collectives in the compiled core of sampling."""
+    x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
+    with jax.set_mesh(x.sharding.mesh):
+        model = (key(), quartic, jnp.ones(3))
+        states, step = run._begin(*model, x, REDUCED, 0)
+        core = jax.jit(partial(run._go_on, *model, REDUCED, 1, 5))
+        said = core.lower(states, step).compile().as_text()
+    names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+    found["collectives"] = np.array([said.count(name) for name in names])
 
 
 def main():
@@ -163,9 +201,14 @@ def main():
         jax.distributed.initialize(address, int(count), int(number))
     jax.config.update("jax_numpy_rank_promotion", "raise")
     warnings.simplefilter("error")
-    found = {"streams": np.asarray(jax.random.key_data(jax.random.split(KEY, 16)))}
-    for part in (fits, chains, partition_functions, likelihoods):
+    found, again = {}, {}
+    for part in (streams, fits, batches, chains, partition_functions, likelihoods):
         part(found)
+    words(found)
+    for part in (batches, chains):
+        part(again)
+    for name, value in again.items():
+        assert np.array_equal(value, found[name]), name
     if jax.process_index() == 0:
         np.savez(path, **found)
 
