@@ -15,6 +15,7 @@ HELPERS = (
     "harness",
     "image_fits",
     "ising_fits",
+    "launch",
     "natural_machine",
 )
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from small_models import random_ising
 
 from probjax import (
@@ -176,6 +177,19 @@ def likelihoods(found):
     assert "nats per row" in estimate.describe()
 
 
+def refusals():
+    """What does not divide evenly, where there is anything to divide."""
+    if jax.device_count() == 1:
+        return
+    with pytest.raises(ValueError, match="rows must divide evenly among"):
+        spread(np.zeros((ROWS + 1, 3)))
+    counts = {"num_particles": 30 * 8 + 1, "num_steps": 2}
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
+    where = pytest.raises(ValueError, match="a multiple of the mesh's")
+    with jax.set_mesh(mesh), where:
+        ais(key(), quartic, jnp.ones(3), Gaussian(3), sampler=HMC(0.3), **counts)
+
+
 def layout(found, name, array):
     """How much of an array each device of this process holds, of its fair share."""
     shares = [len(shard.data) for shard in array.addressable_shards]
@@ -205,6 +219,7 @@ def main():
     for part in (streams, fits, batches, chains, partition_functions, likelihoods):
         part(found)
     words(found)
+    refusals()
     for part in (batches, chains):
         part(again)
     for name, value in again.items():
