@@ -17,6 +17,7 @@ HELPERS = (
     "ising_fits",
     "launch",
     "natural_machine",
+    "scaling_runs",
 )
 
 

@@ -63,14 +63,17 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
     """
     mesh = _automatic(_context_mesh() if mesh is None else mesh)
     num_mine = len(mesh.local_devices)
-    if isinstance(rows, Data):
-        rows = _filled(rows, num_mine)
     count = len(jax.tree.leaves(rows)[0])
-    if count % num_mine:
-        raise ValueError(
-            f"rows must divide evenly among {num_mine} devices, got {count}; as "
-            "Data(rows) they are filled up with rows that weigh nothing"
-        )
+    counts = np.atleast_1d(multihost_utils.process_allgather(np.asarray(count)))
+    full = -(-int(counts.max()) // num_mine) * num_mine
+    if (counts != full).any():
+        if not isinstance(rows, Data):
+            raise ValueError(
+                f"rows must divide evenly among {num_mine} devices, and be as many in "
+                f"every process, got {counts.tolist()}; as Data(rows) they are filled "
+                "up with rows that weigh nothing"
+            )
+        rows = _filled(rows, full - count)
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def place(leaf):
@@ -188,7 +191,7 @@ def _is_outside():
     return True
 
 
-def _automatic(mesh):
+def _automatic(mesh: Any) -> Any:
     """The mesh with axes along which the compiler lays out what nobody did."""
     return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
@@ -221,18 +224,15 @@ def _context_mesh():
     return Mesh(np.array(jax.devices()), ("rows",)) if mesh.empty else mesh
 
 
-def _filled(data, num_mine):
-    """Data with rows of no weight at the end, as many in every process."""
-    count = len(jax.tree.leaves(data.x)[0])
-    counts = np.atleast_1d(multihost_utils.process_allgather(np.asarray(count)))
-    full = -(-int(counts.max()) // num_mine) * num_mine
-    if (counts == full).all():
-        return data
-    weights = np.ones(count) if data.weights is None else np.asarray(data.weights)
+def _filled(data, missing):
+    """Data with so many rows of no weight at the end."""
+    weights = data.weights
+    if weights is None:
+        weights = np.ones(len(jax.tree.leaves(data.x)[0]))
 
     def fill(leaf):
         leaf = np.asarray(leaf)
-        return np.concatenate([leaf, np.repeat(leaf[-1:], full - count, axis=0)])
+        return np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)])
 
     x, mask = jax.tree.map(fill, (data.x, data.mask))
-    return Data(x, jnp.pad(weights, (0, full - count)), mask)
+    return Data(x, jnp.pad(jnp.asarray(weights), (0, missing)), mask)

@@ -23,11 +23,11 @@ from probjax import (
     annealing,
     energy_scores,
     fit,
-    fit_whitened,
     ising,
     linear,
     log_likelihood,
     marginal_log_likelihood,
+    natural,
     natural_gradient,
     sample,
     sample_mean,
@@ -42,10 +42,7 @@ NATURAL = optax.chain(natural_gradient(SCORES), optax.sgd(1.0))
 
 
 def lowered(function, *args):
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args
-    )
-    program = export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
+    program = export.export(jax.jit(function), platforms=PLATFORMS)(*args)
     assert program.platforms == PLATFORMS
 
 
@@ -96,7 +93,8 @@ def by_natural_gradient(key, params, x):
 
 
 def whitened(key, params, x):
-    return fit_whitened(key, MPF(ising.energy), params, x, SCORES).params
+    chart = natural.whitened(SCORES, params, x)
+    return fit(key, MPF(ising.energy), params, x, chart=chart).params
 
 
 def with_error_bars(key, params, x):
