@@ -61,8 +61,8 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
         mesh: if None, that of the context (`jax.set_mesh`), or of all devices. All of
             its axes are used.
     """
-    mesh = _automatic(_context_mesh() if mesh is None else mesh)
-    num_mine = len(mesh.local_devices)
+    along = _automatic(_context_mesh() if mesh is None else mesh)
+    num_mine = len(along.local_devices)
     count = len(jax.tree.leaves(rows)[0])
     counts = np.atleast_1d(multihost_utils.process_allgather(np.asarray(count)))
     full = -(-int(counts.max()) // num_mine) * num_mine
@@ -74,7 +74,7 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
                 "up with rows that weigh nothing"
             )
         rows = _filled(rows, full - count)
-    where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    where = NamedSharding(along, PartitionSpec(along.axis_names))
 
     def place(leaf):
         leaf = np.asarray(leaf, jnp.result_type(leaf))

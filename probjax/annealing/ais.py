@@ -73,7 +73,8 @@ def ais(
         base: what is known and drawn from; it has to be wherever the target is.
         sampler: moves particles at each distribution. With momentum that persists,
             `HMC(0.2)`, it is HAIS.
-        num_particles: how many.
+        num_particles: how many. They live on the mesh in context (`jax.set_mesh`), and
+            have to be a multiple of its devices.
         num_steps: N, the number of weights that each collects; 1 is plain importance
             sampling.
         betas: the schedule, N + 1 numbers from 0 to 1; None to let the pilot find it.
@@ -81,7 +82,8 @@ def ais(
         pilot: how the sampler's steps, and the schedule, are found in a shorter run
             before; None to take the sampler as it is, and equal steps.
         resample_below: copy the heavy and drop the light where fewer than this share
-            of the particles are effective. None never does.
+            of the particles are effective. None never does. It is the one thing that
+            moves particles from device to device.
         callback: called on the host after every `callback_every` distributions with
             what is known by then, as `annealing_bar(num_steps)`, or to save it; the
             run ends if it returns True, and `resume_ais` can go on from there.

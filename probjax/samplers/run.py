@@ -93,7 +93,8 @@ def sample(
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
     Args:
-        x: starting states with a leading axis of chains.
+        x: starting states with a leading axis of chains; `spread` them over devices to
+            have each run its own.
         num_draws: states to keep of each chain.
         num_warmup: steps to take and forget before the first.
         thin: steps from one state that is kept to the next.
