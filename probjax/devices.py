@@ -201,7 +201,7 @@ def _untyped(leaf):
     where = getattr(leaf, "sharding", None)
     if not isinstance(where, NamedSharding) or AxisType.Auto in where.mesh.axis_types:
         return leaf
-    return jax.device_put(leaf, NamedSharding(_automatic(where.mesh), where.spec))
+    return _said_to_lie(leaf, NamedSharding(_automatic(where.mesh), where.spec))
 
 
 def _as_in_context(tree):
@@ -214,9 +214,15 @@ def _as_in_context(tree):
         where = getattr(leaf, "sharding", None)
         if not isinstance(where, NamedSharding) or where.mesh.empty:
             return leaf
-        return jax.device_put(leaf, NamedSharding(mesh, where.spec))
+        return _said_to_lie(leaf, NamedSharding(mesh, where.spec))
 
     return jax.tree.map(typed, tree)
+
+
+def _said_to_lie(leaf, where):
+    """The same array, not copied, by another name of the place where it is."""
+    parts = [shard.data for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, where, parts)
 
 
 def _context_mesh():
