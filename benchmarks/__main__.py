@@ -15,8 +15,10 @@ HELPERS = (
     "harness",
     "image_fits",
     "ising_fits",
+    "launch",
     "machine_brackets",
     "natural_machine",
+    "scaling_runs",
 )
 
 

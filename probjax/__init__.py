@@ -8,6 +8,7 @@ from probjax import (
     annealing,
     charts,
     datasets,
+    devices,
     diagnostics,
     exact,
     goodness,
@@ -46,6 +47,7 @@ from probjax.connectivity import (
 )
 from probjax.corruption import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data import unique_rows
+from probjax.devices import spread
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
@@ -192,6 +194,7 @@ __all__ = [
     "cross_validate",
     "datasets",
     "dbn",
+    "devices",
     "diagnostics",
     "draws_bar",
     "exact",
@@ -235,6 +238,7 @@ __all__ = [
     "samplers",
     "sandwich",
     "screening_strength",
+    "spread",
     "static",
     "storage",
     "tap",

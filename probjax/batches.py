@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.devices import apart
 from probjax.types import Array, Float, PRNGKeyArray, PyTree
 
 Weights = Float[Array, " row"] | None
@@ -82,7 +83,7 @@ def next_batch(
 
 def take(tree: PyTree, rows: Array) -> PyTree:
     """Those rows of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[rows], tree)
+    return apart(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 
 def put(tree: PyTree, rows: Array, values: PyTree) -> PyTree:

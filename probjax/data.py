@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.devices import on_host
 from probjax.types import ArrayLike, Data, PyTree, holds
 
 
@@ -68,9 +69,9 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     refuse_mask(data, "rows that are known in part cannot be told to be alike")
     if not isinstance(data.x, jax.Array):
         raise ValueError("unique_rows needs data of one array, got a tree")
-    rows = np.asarray(data.x)
+    rows = on_host(data.x)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    weights = None if data.weights is None else np.asarray(data.weights)
+    weights = None if data.weights is None else on_host(data.weights)
     counts = np.bincount(inverse.ravel(), weights, minlength=len(unique))
     return Data(jnp.asarray(unique), jnp.asarray(counts, jnp.result_type(float)))
 

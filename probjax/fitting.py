@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.devices import driver, on_host
 from probjax.rounds import Plan, Progress, run_compiled, run_with_callback
 from probjax.rows import default_chunk_size, loss_over_rows
 from probjax.types import (
@@ -63,6 +64,7 @@ class Fit(NamedTuple):
     """The state of the descent; that of a named optimizer is its `inner`."""
 
 
+@driver
 def fit(
     key: PRNGKeyArray,
     objective: Objective,
@@ -90,7 +92,8 @@ def fit(
 
     Args:
         data: rows, or a `Data` of rows with weights or with a mask of what was
-            observed, which takes many rounds: see `probjax.missing`.
+            observed, which takes many rounds: see `probjax.missing`. Rows may be spread
+            over devices and processes: see `probjax.devices`.
         optimizer: an optax optimizer in place of L-BFGS; build it once, as optax
             transformations compare by identity. It keeps its state across rounds.
         penalty: a term to add. With one that is not smooth the default becomes a
@@ -103,10 +106,13 @@ def fit(
             its steps will visit, in proportion to their weights, refreshes the context
             of those alone, and passes over them in shuffled batches. Gradients of a
             loss that is a logarithm, as that of `MPF`, are then biased by order
-            1 / batch_size: finish on large batches.
+            1 / batch_size: finish on large batches. Of rows that are spread over
+            devices a batch is put together by one sum over all of them; each computes
+            its part of it if batch_size is a multiple of their number, else all of it.
         chunk_size: rows whose gradients are computed at a time, which bounds memory and
-            changes nothing but rounding. If None, 4096 on a CPU, where such chunks stay
-            in its cache, and all rows on accelerators or more than one device.
+            changes nothing but rounding; of rows that are spread, on each device. If
+            None, 4096 on a CPU, where such chunks stay in its cache, and all rows on
+            accelerators.
         stop: `stop(progress, data) -> bool`, compiled and asked after every step; like
             an optimizer, build it once.
         callback: called with a `Progress` on the host every `callback_every` steps and
@@ -168,6 +174,7 @@ def fit(
     return _finish(plan, *outcome)
 
 
+@driver
 def loss(
     key: PRNGKeyArray,
     objective: Objective,
@@ -206,14 +213,14 @@ def _finish(plan, run, found):
     losses = run.losses
     if is_concrete(run):
         # Cut on the host: a slice of jax would be compiled for every length.
-        losses = jax.device_put(np.asarray(losses)[: int(run.step)])
+        losses = jax.device_put(on_host(losses)[: int(run.step)])
         meant_to = plan.num_rounds == 1 and plan.optimizer is None
         short = meant_to and not (converged or run.stopped)
         value = float(run.method.value)
         # A batch of which `exclude_data` leaves nothing has the loss log 0.
         empty = plan.batch_size is not None and value == -np.inf
         if short or not (np.isfinite(value) or empty):
-            warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=3)
+            warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=4)
     return Fit(
         params=found,
         loss=run.method.value,
@@ -241,7 +248,7 @@ def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
             trouble = told(params, data)
         if trouble:
             advice = "add a penalty, as penalty=L2(1e-4)"
-            warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=3)
+            warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=4)
 
 
 def _shortfall(plan, run):

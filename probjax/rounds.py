@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.batches import Batches, deal, new_deck, next_batch, put, take
 from probjax.data import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
+from probjax.devices import apart
 from probjax.proximal import Proximal
 from probjax.rows import loss_over_rows, scaled
 from probjax.types import (
@@ -142,7 +143,7 @@ def _start(plan, key, params, data):
         )
     return Run(
         method=space.method.start(space.point(params)),
-        context=plan.objective.init(init_key, params, data),
+        context=_apart(plan.objective.init(init_key, params, data)),
         batches=batches,
         losses=jnp.full(count, jnp.nan, kind),
         round=zero - 1,
@@ -173,12 +174,16 @@ def _begin_round(plan, key, run, params, data):
         context = Context(rows, new.shared)
     return run._replace(
         method=space.method.start(run.method.point, run.method),
-        context=context,
+        context=_apart(context),
         batches=batches,
         round=number,
         round_step=jnp.zeros_like(run.round_step),
         ended=jnp.asarray(False),
     )
+
+
+def _apart(context):
+    return context._replace(rows=apart(context.rows))
 
 
 def _advance(plan, key, run, params, data, limit):

@@ -11,12 +11,11 @@ rows itself. Its gradient is one, once the mean m is known: that of f(m) is the 
 f'(m) ds over rows' statistics s. So there are two passes, and chunks are exact again.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows
+from probjax.devices import num_devices
 from probjax.objectives.reduce import mean
 from probjax.types import (
     Array,
@@ -34,11 +33,16 @@ CACHED_ROWS = 4096
 
 
 def default_chunk_size(data: Data) -> int:
-    """`CACHED_ROWS` on one CPU; all rows elsewhere, where sums are trees already."""
+    """`CACHED_ROWS` on CPUs; all rows elsewhere, where sums are trees already.
+
+    And where rows are spread over devices that are not known, which would have to send
+    each other all of a chunk.
+    """
     on_cpu = jax.default_backend() == "cpu"
     leaves = [leaf for leaf in jax.tree.leaves(data.x) if is_concrete(leaf)]
     spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves)
-    return CACHED_ROWS if on_cpu and not spread else num_rows(data)
+    known = num_devices() > 1 or not spread
+    return CACHED_ROWS if on_cpu and known else num_rows(data)
 
 
 def loss_over_rows(
@@ -109,10 +113,12 @@ def _of_mean(objective, params, x, weights, chunk_size):
 
 
 def _cuts(count, chunk_size):
-    """How many chunks, and of what size: as even as they can be."""
-    num_chunks = -(-count // chunk_size)
-    # The last one then repeats next to nothing.
-    return num_chunks, -(-count // num_chunks)
+    """How many chunks of `chunk_size` on each device, and of what size: as even as can
+    be, so that the last one repeats next to nothing.
+    """
+    parts = _num_parts(count)
+    num_chunks = -(-count // (chunk_size * parts))
+    return num_chunks, -(-count // (num_chunks * parts)) * parts
 
 
 def cut_chunk(
@@ -120,12 +126,26 @@ def cut_chunk(
 ) -> tuple[PyTree, Float[Array, " chunk"]]:
     """The i-th `size` of the rows, and their weights.
 
-    The last chunk reaches back over rows already counted, which then weigh nothing.
+    The last chunk reaches back over rows already counted, which then weigh nothing. Of
+    rows that are spread, every device cuts its share of a chunk out of its own.
     """
-    start = jnp.minimum(i * size, len(weights) - size)
-    cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-    mine = jnp.where(start + jnp.arange(size) >= i * size, cut(weights), 0)
-    return jax.tree.map(cut, rows), mine
+    parts = _num_parts(len(weights), size)
+    width, length = size // parts, len(weights) // parts
+    start = jnp.minimum(i * width, length - width)
+
+    def cut(leaf):
+        by_part = leaf.reshape(parts, length, *leaf.shape[1:])
+        chunk = jax.lax.dynamic_slice_in_dim(by_part, start, width, axis=1)
+        return chunk.reshape(size, *leaf.shape[1:])
+
+    new = jnp.tile(start + jnp.arange(width) >= i * width, parts)
+    return jax.tree.map(cut, rows), jnp.where(new, cut(weights), 0)
+
+
+def _num_parts(*counts):
+    """How many devices the rows are spread over, if all counts divide evenly."""
+    parts = num_devices()
+    return 1 if any(count % parts for count in counts) else parts
 
 
 def _merged(reduce, first, second):

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import num_rows, refuse_mask
+from probjax.devices import driver
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
@@ -84,6 +85,7 @@ class Uncertainty(NamedTuple):
         return back(jnp.where(adrift, jnp.inf, stderr).astype(value.dtype))
 
 
+@driver
 def uncertainty(
     objective: Objective,
     fitted: Fit,
@@ -134,7 +136,7 @@ def uncertainty(
         warnings.warn(
             "error bars are of a minimum, which the fit has not come to",
             ConvergenceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     if penalty is None:
         warn_of_unbounded(objective, fitted.params, data)

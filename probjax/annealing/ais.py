@@ -35,6 +35,7 @@ from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Way
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
+from probjax.devices import check_even, driver, each
 from probjax.potential import potential
 from probjax.types import (
     ArrayLike,
@@ -49,6 +50,7 @@ from probjax.types import (
 )
 
 
+@driver
 def ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -71,7 +73,8 @@ def ais(
         base: what is known and drawn from; it has to be wherever the target is.
         sampler: moves particles at each distribution. With momentum that persists,
             `HMC(0.2)`, it is HAIS.
-        num_particles: how many.
+        num_particles: how many. They live on the mesh in context (`jax.set_mesh`), and
+            have to be a multiple of its devices.
         num_steps: N, the number of weights that each collects; 1 is plain importance
             sampling.
         betas: the schedule, N + 1 numbers from 0 to 1; None to let the pilot find it.
@@ -79,7 +82,8 @@ def ais(
         pilot: how the sampler's steps, and the schedule, are found in a shorter run
             before; None to take the sampler as it is, and equal steps.
         resample_below: copy the heavy and drop the light where fewer than this share
-            of the particles are effective. None never does.
+            of the particles are effective. None never does. It is the one thing that
+            moves particles from device to device.
         callback: called on the host after every `callback_every` distributions with
             what is known by then, as `annealing_bar(num_steps)`, or to save it; the
             run ends if it returns True, and `resume_ais` can go on from there.
@@ -108,6 +112,7 @@ def ais(
     return finish(course, keys, particles, callback, callback_every)
 
 
+@driver
 def resume_ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -225,6 +230,7 @@ def planned(
 ) -> Plan:
     """The plan of a run, unless what it is made of does not go together."""
     check_count("num_particles", num_particles)
+    check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
     betas = check_schedule(betas, num_steps)
     check_target(jax.random.fold_in(key, 0), energy, params, base, sampler)
@@ -250,7 +256,7 @@ def _start(course, key, keys):
 
 def drawn(course: Course, key: PRNGKeyArray, count: int) -> State:
     """Draws of the base, as the sampler wants them."""
-    return prepared(course, jax.vmap(course.base.sample)(jax.random.split(key, count)))
+    return prepared(course, each(course.base.sample)(jax.random.split(key, count)))
 
 
 def prepared(course: Course, x: State) -> State:

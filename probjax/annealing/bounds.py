@@ -32,6 +32,7 @@ from probjax.annealing.course import Course
 from probjax.annealing.path import Geometric, Way
 from probjax.annealing.pilot import Pilot
 from probjax.data import as_data, num_rows
+from probjax.devices import driver
 from probjax.types import (
     Array,
     ArrayLike,
@@ -95,6 +96,7 @@ class Bracket(NamedTuple):
         return "; ".join(said)
 
 
+@driver
 def reverse_ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -139,6 +141,7 @@ def reverse_ais(
     return _back(run_key, course, x, callback, callback_every)
 
 
+@driver
 def sandwich(
     key: PRNGKeyArray,
     energy: Energy,

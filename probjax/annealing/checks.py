@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from probjax.annealing.course import Particles
@@ -90,7 +91,7 @@ def check_same(begun: Particles, kept: Particles) -> None:
         return
     same = (
         _form(begun) == _form(kept)
-        and np.allclose(begun.halfway, kept.halfway, 1e-3, 1e-3, equal_nan=True)
+        and bool(_is_close(begun.halfway, kept.halfway))
         and all(map(np.array_equal, begun.knobs, kept.knobs))
     )
     if not same:
@@ -98,6 +99,11 @@ def check_same(begun: Particles, kept: Particles) -> None:
             "a run can only be resumed with its own key, energy, params, base, path "
             "and sampler: with others, begin anew with ais"
         )
+
+
+@jax.jit
+def _is_close(first, second):
+    return jnp.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 def unending(

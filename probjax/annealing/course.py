@@ -13,6 +13,7 @@ from jax.scipy.special import logsumexp
 from probjax import random
 from probjax.annealing.path import Way
 from probjax.annealing.plan import Plan
+from probjax.devices import each
 from probjax.types import (
     Array,
     Base,
@@ -91,9 +92,7 @@ class Course:
             halfway = self._model(params, jnp.asarray(0.5, kind))(x)
             return state, _no_nan(first + fall), halfway
 
-        state, log_weight, halfway = jax.vmap(one, (0, self.axes, 0))(
-            keys, self.params, x
-        )
+        state, log_weight, halfway = each(one, (0, self.axes, 0))(keys, self.params, x)
         return Particles(
             state,
             log_weight,
@@ -129,7 +128,7 @@ class Course:
                 state, info = sampler.step(step_key, model, state)
                 return state, self._fall(params, state, here, there), info.accept
 
-            state, fall, accept = jax.vmap(one, (0, self.axes, 0))(
+            state, fall, accept = each(one, (0, self.axes, 0))(
                 keys, self.params, particles.state
             )
             log_weight, lost = _add(particles.log_weight, particles.lost, fall)

@@ -27,6 +27,7 @@ import numpy as np
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import FEW, Bracket
 from probjax.data import as_data, refuse_mask
+from probjax.devices import driver, on_host
 from probjax.types import (
     Array,
     ArrayLike,
@@ -73,7 +74,7 @@ class Estimate(NamedTuple):
         return f"{said}, from one side only: sandwich tells how far it may be off"
 
     def _doubt(self):
-        ess = np.asarray(self.ess)
+        ess = on_host(self.ess)
         num_few = int(np.sum(ess < FEW))
         if not num_few:
             return ""
@@ -93,6 +94,7 @@ class Estimate(NamedTuple):
         )
 
 
+@driver
 def log_likelihood(
     energy: Energy, params: Params, data: ArrayLike | Data, annealed: Annealed | Bracket
 ) -> Estimate:
@@ -145,7 +147,7 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
             f"{len(second.per_row)}"
         )
     weights = first.weights
-    both = [each.weights for each in (first, second) if each.weights is not None]
+    both = [on_host(e.weights) for e in (first, second) if e.weights is not None]
     if len(both) == 1 or (both and not np.array_equal(both[0], both[1])):
         raise ValueError("both must be of rows with the same weights")
     apart = first.per_row - second.per_row

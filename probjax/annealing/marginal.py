@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import drawn, go_on
+from probjax.annealing.ais import go_on, prepared
 from probjax.annealing.annealed import estimate
 from probjax.annealing.checks import check_schedule, check_target, unending
 from probjax.annealing.course import Course
@@ -24,7 +24,9 @@ from probjax.annealing.evaluate import Estimate, shares_of
 from probjax.annealing.path import Geometric
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import make_plan
+from probjax.batches import take
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.devices import driver, each, num_devices
 from probjax.potential import Conditioned
 from probjax.types import (
     Array,
@@ -55,6 +57,7 @@ class RowsDone(NamedTuple):
     """log p(x) of those that are at its end."""
 
 
+@driver
 def marginal_log_likelihood(
     key: PRNGKeyArray,
     joint: Callable[..., Scalar],
@@ -79,7 +82,9 @@ def marginal_log_likelihood(
         joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
         base: over the latents `a`, as their prior.
         num_particles: of each row.
-        chunk_size: how many rows at once; None for as many as 32,768 particles serve.
+        chunk_size: how many rows at once, on each of the devices that they are spread
+            over; None for as many as 32,768 particles serve. It changes nothing but
+            rounding.
         callback: called on the host after every `callback_every` distributions of a
             chunk, and at its end, as `rows_bar(num_rows)`. It must not return True:
             there is no mean of some of the rows.
@@ -118,9 +123,9 @@ def marginal_log_likelihood(
         return Course(energy, (None, 0), False, given, base, path, sampler, plan, None)
 
     every = None if callback is None else callback_every
-    found = _in_chunks(
-        run_key, course, rows, min(chunk_size, rows), num_particles, callback, every
-    )
+    # As many on every device; more than there are rows is filled up.
+    size = -(-min(chunk_size * num_devices(), rows) // num_devices()) * num_devices()
+    found = _in_chunks(run_key, course, rows, size, num_particles, callback, every)
     value = jnp.average(found.log_z, weights=data.weights)
     errors = shares_of(data.weights, rows) * found.stderr
     stderr = jnp.sqrt(jnp.sum(errors**2))
@@ -148,8 +153,9 @@ def _in_chunks(key, course, rows, size, num_particles, callback, every) -> _Rows
     parts = []
     for first in range(0, rows, size):
         # The last chunk is filled up with its last row, so that one program serves all.
-        now = course(jnp.minimum(first + jnp.arange(size), rows - 1))
-        keys, particles = _begin(now, jax.random.fold_in(key, first))
+        numbers = jnp.minimum(first + jnp.arange(size), rows - 1)
+        now = course(numbers)
+        keys, particles = _begin(now, key, numbers, num_particles)
         done = False
         while not done:
             particles, done = go_on(now, keys, particles, every)
@@ -174,16 +180,19 @@ def _row(x: State, number: int) -> State:
     return jax.tree.map(lambda leaf: leaf[number], x)
 
 
-def _taken(x: State, numbers: Array) -> State:
-    return jax.tree.map(lambda leaf: leaf[numbers], x)
+_taken = jax.jit(take)
 
 
-@jax.jit
-def _begin(course, key):
-    count = len(jax.tree.leaves(course.params[1])[0])
-    start_key, run_key = jax.random.split(key)
-    keys = jax.random.split(run_key, count)
-    return keys, course.start(keys, drawn(course, start_key, count))
+@partial(jax.jit, static_argnums=3)
+def _begin(course, key, numbers, num_particles):
+    def of_row(number):
+        both = jax.random.split(jax.random.fold_in(key, number))
+        return jax.vmap(lambda key: jax.random.split(key, num_particles))(both)
+
+    # By the number of its row, so that chunks change nothing.
+    start_keys, keys = jax.vmap(of_row, out_axes=1)(numbers).reshape(2, -1)
+    x = prepared(course, each(course.base.sample)(start_keys))
+    return keys, course.start(keys, x)
 
 
 @partial(jax.jit, static_argnums=2)

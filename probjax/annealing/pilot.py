@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.annealing.path import Way, towards_one
+from probjax.devices import each
 from probjax.potential import potential
 from probjax.samplers.following import check_acceptance, is_tunable, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
@@ -118,7 +119,7 @@ class Exploration:
             model = self.path.model(self.energy, params, self.base, first)
             return self.sampler.init(random.fold_in(key, 2**31 - 1), model, x)
 
-        states = jax.vmap(one, (0, self.axes, 0))(keys, self.params, x)
+        states = each(one, (0, self.axes, 0))(keys, self.params, x)
         log_step = mean = None
         if is_tunable(self.sampler):
             log_step = jnp.log(jnp.asarray(self.sampler.step_size, kind))
@@ -143,7 +144,7 @@ class Exploration:
             args = (self.energy, params, self.base, state)
             return state, info, self.path.fall(*args, here, there) / (there - here)
 
-        states, info, slope = jax.vmap(one, (0, self.axes, 0))(
+        states, info, slope = each(one, (0, self.axes, 0))(
             keys, self.params, now.states
         )
         away = _centred(slope, self.num_groups)
@@ -208,7 +209,7 @@ def explore(exploration: Exploration, key: PRNGKeyArray, num_particles: int) -> 
     """What a pilot run of so many particles sees."""
     start_key, run_key = jax.random.split(key)
     base = exploration.base
-    x = jax.vmap(base.sample)(jax.random.split(start_key, num_particles))
+    x = each(base.sample)(jax.random.split(start_key, num_particles))
     x = exploration.sampler.prepare(potential(type(base).energy, base), x)
     return exploration.run(jax.random.split(run_key, num_particles), x)
 

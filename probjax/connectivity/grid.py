@@ -13,6 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.general import visited
+from probjax.devices import on_host
 from probjax.potential import Potential, for_each
 from probjax.types import (
     ArrayLike,
@@ -57,7 +58,7 @@ class SiteGrid:
         x = jax.tree.map(floating, x)
         if is_concrete((x, self)):
             with jax.ensure_compile_time_eval():
-                rows = np.asarray(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
+                rows = on_host(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
             inside = (np.asarray(self.lower) <= rows) & (rows <= np.asarray(self.upper))
             if not inside.all():
                 raise ValueError(

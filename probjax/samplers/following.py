@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.devices import each
 from probjax.potential import potential
 from probjax.types import (
     Array,
@@ -77,14 +78,14 @@ def move_chains(
             now = random.fold_in(key, number)
             return here.step(now, potential(energy, params), state)
 
-        states, info = jax.vmap(one, (0, axes, 0))(keys, params, states)
+        states, info = each(one, (0, axes, 0))(keys, params, states)
         if log_step is not None and target is not None:
             # Whether a proposal was accepted tells of its chance, with more noise.
             chance = getattr(info, "chance", info.accept)
             log_step = nearer(log_step, chance.mean(), target)
         return states, accept + info.accept / num_steps, log_step
 
-    states = jax.vmap(start, (0, axes, 0))(keys, params, x)
+    states = each(start, (0, axes, 0))(keys, params, x)
     log_step = None if step_size is None else jnp.log(step_size)
     accept = jnp.zeros(len(keys), float_dtype(params))
     carry = (states, accept, log_step)

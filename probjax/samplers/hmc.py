@@ -33,6 +33,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.connectivity.flips import num_sites
+from probjax.devices import on_host
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
@@ -255,7 +256,8 @@ class HMC:
 
     def _check_starts(self, potential, x):
         energies, gradients = _starts(potential, x)
-        if not np.isfinite(energies).all():
+        if not holds(jnp.isfinite, energies):
+            energies = on_host(energies)
             worst = int(np.argmax(~np.isfinite(energies)))
             raise ValueError(
                 f"chains must start at a finite energy, got {energies[worst]} in "
@@ -265,11 +267,10 @@ class HMC:
             raise ValueError("chains must start where the energy has a finite gradient")
         if self.bounds is None:
             return
-        rows = np.asarray(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
-        lower, upper = np.asarray(self.bounds.lower), np.asarray(self.bounds.upper)
-        inside = (lower <= rows) & (rows <= upper)
+        rows, inside = _within(self.bounds, x)
         if not inside.all():
-            chain, place = np.argwhere(~inside)[0]
+            rows = on_host(rows)
+            chain, place = np.argwhere(~on_host(inside))[0]
             raise ValueError(
                 f"chains must start within the bounds, got {rows[chain, place]} at "
                 f"coordinate {place} of chain {chain}"
@@ -387,6 +388,17 @@ def _log_ratio(potential, before, after):
 def _log_ratio_back(leap, potential, phase):
     turned = phase._replace(v=-phase.v)
     return _log_ratio(potential, turned, leap(potential, turned))
+
+
+@jax.jit
+def _within(bounds, x):
+    """All coordinates of each state, and whether they are between the bounds."""
+    rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
+    lower, upper = (
+        jnp.broadcast_to(jnp.asarray(bound, rows.dtype), rows.shape[1:])[None]
+        for bound in (bounds.lower, bounds.upper)
+    )
+    return rows, (lower <= rows) & (rows <= upper)
 
 
 @jax.jit

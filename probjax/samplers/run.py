@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from probjax import random
 from probjax.data import num_rows
+from probjax.devices import driver, each
 from probjax.potential import Potential, check_energy, potential
 from probjax.types import (
     Array,
@@ -76,6 +76,7 @@ class Running(NamedTuple):
     """The mean of what the steps told."""
 
 
+@driver
 def sample(
     key: PRNGKeyArray,
     energy: Energy,
@@ -92,7 +93,8 @@ def sample(
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
     Args:
-        x: starting states with a leading axis of chains.
+        x: starting states with a leading axis of chains; `spread` them over devices to
+            have each run its own.
         num_draws: states to keep of each chain.
         num_warmup: steps to take and forget before the first.
         thin: steps from one state that is kept to the next.
@@ -107,6 +109,7 @@ def sample(
     return _in_chunks(go_on, states, step, num_draws, callback, callback_every)
 
 
+@driver
 def resume(
     key: PRNGKeyArray,
     energy: Energy,
@@ -135,6 +138,7 @@ def resume(
     return _in_chunks(go_on, draws.state, draws.step, num_draws, callback, every)
 
 
+@driver
 def sample_mean(
     key: PRNGKeyArray,
     energy: Energy,
@@ -165,6 +169,7 @@ def sample_mean(
     )
 
 
+@driver
 def resume_mean(
     key: PRNGKeyArray,
     energy: Energy,
@@ -214,8 +219,7 @@ def _check_same(energy, params, state):
     kept = getattr(state, "terms", None)
     if kept is None or not is_concrete((params, state)):
         return
-    now = _terms(energy, params, state.x)
-    if not np.allclose(now, kept, rtol=1e-3, atol=1e-3):
+    if not _are_terms(energy, params, state.x, kept):
         raise ValueError(
             "a run can only be resumed with its own energy and params: with others, "
             "sample from x=draws.state.x"
@@ -223,8 +227,9 @@ def _check_same(energy, params, state):
 
 
 @partial(jax.jit, static_argnums=0)
-def _terms(energy, params, x):
-    return jax.vmap(potential(energy, params).terms)(x)
+def _are_terms(energy, params, x, kept):
+    now = jax.vmap(potential(energy, params).terms)(x)
+    return jnp.allclose(now, kept, rtol=1e-3, atol=1e-3)
 
 
 def move(
@@ -262,7 +267,7 @@ class _Chains(NamedTuple):
     def start(self, x):
         # Steps are numbered from 0, so no step has this number.
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 2**31 - 1))(self.keys)
-        return jax.vmap(self.sampler.init, (0, None, 0))(keys, self.model, x)
+        return each(self.sampler.init, (0, None, 0))(keys, self.model, x)
 
     def advance(self, states, num_steps, first):
         def one(key, state):
@@ -270,7 +275,7 @@ class _Chains(NamedTuple):
                 key, self.sampler, self.model, state, num_steps=num_steps, first=first
             )
 
-        return jax.vmap(one)(self.keys, states)
+        return each(one)(self.keys, states)
 
 
 def _chains(key, energy, params, x, sampler, num_warmup):
@@ -344,8 +349,11 @@ def _nothing(energy, params, sampler, statistic, states):
         _, info = sampler.step(key, potential(energy, params), state)
         return _observed(statistic, state.x), info
 
-    shapes = jax.eval_shape(jax.vmap(seen), states)
-    values, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    def nothing(state):
+        shapes = jax.eval_shape(seen, state)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    values, info = each(nothing)(states)
     return Running(jnp.zeros((), int), values, values, info)
 
 
