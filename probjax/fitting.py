@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from probjax.checkpoint import Checkpoint, kept_by
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.rounds import Plan, Progress, run_compiled, run_with_callback
+from probjax.rounds import Plan, Progress, run_compiled, run_in_pieces
 from probjax.rows import default_chunk_size, loss_over_rows
 from probjax.types import (
     Array,
@@ -80,6 +81,7 @@ def fit(
     stop: Callable[[Progress, Data], Array] | None = None,
     callback: Callable[[Progress], Any] | None = None,
     callback_every: int = 50,
+    checkpoint: Checkpoint | None = None,
 ) -> Fit:
     """Minimise `objective` over `data`, starting from `params`.
 
@@ -111,6 +113,8 @@ def fit(
             an optimizer, build it once.
         callback: called with a `Progress` on the host every `callback_every` steps and
             at the end of each round; the fit ends if it returns True.
+        checkpoint: where to keep the fit between calls back, so that this same call
+            goes on, to the bit, if it was killed.
 
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
@@ -160,11 +164,13 @@ def fit(
         batch_size=batch_size,
         chunk_size=chunk_size or default_chunk_size(data),
     )
-    if callback is None:
+    if callback is None and checkpoint is None:
         return _finish(plan, *run_compiled(plan, key, params, data))
     if not is_concrete((key, params, data, plan)):
         raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
-    outcome = run_with_callback(plan, key, params, data, callback, callback_every)
+    asked = {"key": key, "params": params, "data": data, **vars(plan)}
+    kept = kept_by(checkpoint, "fit", **asked)
+    outcome = run_in_pieces(plan, key, params, data, callback, callback_every, kept)
     return _finish(plan, *outcome)
 
 
