@@ -7,10 +7,12 @@ the whole's by their weights, and the derivatives of that reduction are the shar
 the chunks' gradients.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.data import num_rows
 from probjax.types import (
@@ -63,11 +65,19 @@ def loss_over_rows(
     def add(i, total):
         (x, rows), mine = cut_chunk(i, size, (data.x, context), weights)
         value, gradient = of_chunk(params, x, mine, rows)
-        return _merged(objective.reduce, total, (value, gradient, mine.sum()))
+        return merged(objective.reduce, total, (value, gradient, mine.sum()))
 
-    nothing = jnp.zeros((), weights.dtype)
-    total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
+    total = no_rows(params, weights.dtype)
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
+
+
+Total = tuple[Scalar, Params, Scalar]
+
+
+def no_rows(params: Params, kind: np.dtype) -> Total:
+    """The value, the gradient and the weight of no rows, to which others are added."""
+    nothing = jnp.zeros((), kind)
+    return nothing, jax.tree.map(jnp.zeros_like, params), nothing
 
 
 def cut_chunk(
@@ -83,7 +93,9 @@ def cut_chunk(
     return jax.tree.map(cut, rows), mine
 
 
-def _merged(reduce, first, second):
+def merged(
+    reduce: Callable[[Array, Array], Scalar], first: Total, second: Total
+) -> Total:
     """Two chunks' value, gradient and weight as one: see `Objective.reduce`."""
     values, gradients, weights = zip(first, second, strict=True)
     weights = jnp.stack(weights)
