@@ -6,6 +6,7 @@ exp(-energy). Everything else here works on any such function.
 
 from probjax import (
     annealing,
+    blocks,
     charts,
     datasets,
     diagnostics,
@@ -26,10 +27,11 @@ from probjax.annealing import (
     compare,
     log_likelihood,
     marginal_log_likelihood,
-    resume_ais,
     reverse_ais,
     sandwich,
 )
+from probjax.blocks import Blocks
+from probjax.checkpoint import Checkpoint
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -129,6 +131,8 @@ __all__ = [
     "Bernoulli",
     "BitFlips",
     "BlockChanges",
+    "Blocks",
+    "Checkpoint",
     "ContinuousPseudoLikelihood",
     "ContrastiveDivergence",
     "ConvergenceWarning",
@@ -184,6 +188,7 @@ __all__ = [
     "annealing",
     "annealing_bar",
     "bilinear",
+    "blocks",
     "charts",
     "closed_form",
     "compare",
@@ -224,7 +229,6 @@ __all__ = [
     "rbm",
     "recipe",
     "resume",
-    "resume_ais",
     "resume_mean",
     "reverse_ais",
     "sample",

@@ -236,7 +236,7 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
 
 
 def same_blocks(known: Surveyed) -> Iterator[Data]:
-    """Another pass over the blocks, refused if they are not those that were surveyed."""
+    """Another pass over the blocks, refused if they are not the ones surveyed."""
     count = 0
     for block in padded(known.source):
         if count == len(known.weights) or block.weights.sum() != known.weights[count]:

@@ -53,10 +53,21 @@ class Kept(NamedTuple):
     """Write a state if it is time, or if it is the `last`."""
 
 
+def _begun(start: Callable[[], PyTree]) -> PyTree:
+    return start()
+
+
+def _forget(state: PyTree, last: bool = False) -> None:
+    pass
+
+
+NOT_KEPT = Kept(_begun, _forget)
+
+
 def kept_by(checkpoint: Checkpoint | None, driver: str, **arguments: Any) -> Kept:
     """What a driver called with `arguments` begins with, and how it keeps its state."""
     if checkpoint is None:
-        return Kept(lambda start: start(), lambda state, last=False: None)
+        return NOT_KEPT
     if not is_concrete(arguments):
         raise ValueError(f"a {driver} inside jit or vmap cannot keep a checkpoint")
     path = Path(checkpoint.path)
@@ -77,8 +88,7 @@ def kept_by(checkpoint: Checkpoint | None, driver: str, **arguments: Any) -> Kep
 
     def keep(state, last=False):
         if last or time.monotonic() - written[0] >= checkpoint.every:
-            leaves = [_raw(leaf) for leaf in jax.tree.leaves(state)]
-            form.write(_Found(driver, about, leaves))
+            form.write(_Found(driver, about, jax.tree.leaves(state)))
             written[0] = time.monotonic()
 
     return Kept(begin, keep)
@@ -117,32 +127,13 @@ def _check_same(path, driver, about, found):
 def _restored(path, leaves, like):
     """A state like `like` of what was written of its leaves."""
     expected, form = jax.tree.flatten(like)
-    shapes = [(leaf.shape, leaf.dtype) for leaf in map(_raw_form, expected)]
+    shapes = [(leaf.shape, leaf.dtype) for leaf in expected]
     if [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves] != shapes:
         raise ValueError(
             f"{path} does not hold the state of such a run: was it written by another "
             "version?"
         )
-    whole = [_wrapped(leaf, kind) for leaf, kind in zip(leaves, expected, strict=True)]
-    return form.unflatten(whole)
-
-
-def _is_key(leaf):
-    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
-def _raw(leaf):
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _raw_form(leaf):
-    return jax.eval_shape(_raw, leaf)
-
-
-def _wrapped(leaf, kind):
-    if not _is_key(kind):
-        return leaf
-    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind))
+    return form.unflatten(leaves)
 
 
 def _npz(path: Path) -> _Form:
@@ -187,9 +178,8 @@ def _orbax(path: Path) -> _Form:
         )
         try:
             found = manager.restore(step, args=parts)
-            count = len(found.leaves)
-            leaves = [found.leaves[f"leaf{i}"] for i in range(count)]
-            return _Found(found.about["driver"], found.about["about"], leaves)
+            told, leaves = found.about, _from_names(found.leaves, found.about["keys"])
+            return _Found(told["driver"], told["about"], leaves)
         except Exception as error:
             # A damaged one can fail in any of the parsers: all of it is one trouble.
             message = f"{path} cannot be read as a checkpoint: {error}"
@@ -197,12 +187,32 @@ def _orbax(path: Path) -> _Form:
 
     def write(found):
         step = manager.latest_step()
-        leaves = {f"leaf{i}": jnp.asarray(x) for i, x in enumerate(found.leaves)}
+        leaves, keys = _by_name(found.leaves)
+        told = {"driver": found.driver, "about": found.about, "keys": keys}
         parts = ocp.args.Composite(
-            about=ocp.args.JsonSave({"driver": found.driver, "about": found.about}),
-            leaves=ocp.args.StandardSave(leaves),
+            about=ocp.args.JsonSave(told), leaves=ocp.args.StandardSave(leaves)
         )
         manager.save(0 if step is None else step + 1, args=parts, force=True)
         manager.wait_until_finished()
 
     return _Form(read, write)
+
+
+def _by_name(leaves: list) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arrays by name, keys as the numbers they are made of, with their kinds."""
+    named = {f"leaf{i}": jnp.asarray(leaf) for i, leaf in enumerate(leaves)}
+    kinds = {}
+    for name, leaf in named.items():
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            kinds[name] = str(jax.random.key_impl(leaf))
+            named[name] = jax.random.key_data(leaf)
+    return named, kinds
+
+
+def _from_names(named: Mapping[str, Any], kinds: Mapping[str, str]) -> list:
+    wrapped = {
+        name: jax.random.wrap_key_data(named[name], impl=kind)
+        for name, kind in kinds.items()
+    }
+    whole = {**named, **wrapped}
+    return [whole[f"leaf{i}"] for i in range(len(whole))]

@@ -8,6 +8,7 @@ Minibatches are cut from one block after the other. Blocks come in their own ord
 rows of each are dealt in random order, anew in every pass.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -118,7 +119,7 @@ def _begin_round(decode, plan, key, run, params, first):
 
 def _of_all_rows(plan: Plan) -> Plan:
     """The plan without minibatches, which are not dealt from one deck here."""
-    return Plan(**vars(plan) | {"batch_size": None})
+    return dataclasses.replace(plan, batch_size=None)
 
 
 def _full_steps(plan, params, known):
@@ -183,7 +184,8 @@ def _batch_steps(plan, key, params, known, done):
 
 def _batches(plan, key, known, done) -> Iterator[tuple[Data, Array, int]]:
     """Blocks without end, with the rows of each in the order in which they are dealt,
-    and the place of the batch among them."""
+    and the place of the batch among them.
+    """
     size = plan.batch_size
     deal_key = jax.random.fold_in(key, np.uint32(2**32 - 1))
     number = 0

@@ -26,7 +26,6 @@ from probjax.descent import (
 )
 from probjax.types import Array, Penalty, PyTree, Scalar, recipe, static
 
-
 # What the next evaluation is for.
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
+from probjax.checkpoint import NOT_KEPT, Checkpoint, kept_by
 from probjax.data import num_rows
 from probjax.potential import Potential, check_energy, potential
 from probjax.types import (
@@ -88,6 +89,7 @@ def sample(
     thin: int = 1,
     callback: Callable[[Draws], Any] | None = None,
     callback_every: int = 100,
+    checkpoint: Checkpoint | None = None,
 ) -> Draws:
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
@@ -98,13 +100,24 @@ def sample(
         thin: steps from one state that is kept to the next.
         callback: called on the host with the last `callback_every` draws, as
             `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
+        checkpoint: where to keep the run between calls back, draws and all, so that
+            this same call goes on, to the bit, if it was killed.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    states, step = _begin(key, energy, params, x, sampler, num_warmup)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
-    if callback is None:
+    if callback is None and checkpoint is None:
+        states, step = _begin(key, energy, params, x, sampler, num_warmup)
         return go_on(num_draws, states, step)
-    return _in_chunks(go_on, states, step, num_draws, callback, callback_every)
+    asked = dict(key=key, energy=energy, params=params, x=x, sampler=sampler)
+    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
+    kept = kept_by(checkpoint, "sample", **asked)
+    warm = partial(_warmed, key, energy, params, sampler, num_warmup, kept)
+
+    def begin():
+        states, step = _begin(key, energy, params, x, sampler, 0)
+        return _blank(go_on, states, step, num_draws)
+
+    return _in_chunks(go_on, warm, begin, num_draws, callback, callback_every, kept)
 
 
 def resume(
@@ -131,8 +144,12 @@ def resume(
     go_on = partial(_go_on, key, energy, params, sampler, thin)
     if callback is None:
         return go_on(num_draws, draws.state, draws.step)
-    every = callback_every
-    return _in_chunks(go_on, draws.state, draws.step, num_draws, callback, every)
+
+    def begin():
+        return _blank(go_on, draws.state, draws.step, num_draws)
+
+    every, kept = callback_every, NOT_KEPT
+    return _in_chunks(go_on, _as_it_is, begin, num_draws, callback, every, kept)
 
 
 def sample_mean(
@@ -148,6 +165,7 @@ def sample_mean(
     thin: int = 1,
     callback: Callable[[Means], Any] | None = None,
     callback_every: int = 1000,
+    checkpoint: Checkpoint | None = None,
 ) -> Means:
     """The mean of a statistic along the chains, without keeping their states.
 
@@ -155,14 +173,26 @@ def sample_mean(
         statistic: a function of one state, module-level as an energy is.
         callback: called on the host after every `callback_every` draws with the means
             so far; the run ends if it returns True.
+        checkpoint: where to keep the run between calls back, so that this same call
+            goes on, to the bit, if it was killed.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    states, step = _begin(key, energy, params, x, sampler, num_warmup)
-    running = _nothing(energy, params, sampler, statistic, states)
     add = partial(_add, key, energy, params, sampler, statistic, thin)
-    return _mean_in_chunks(
-        add, running, states, step, num_draws, callback, callback_every
-    )
+    if callback is None and checkpoint is None:
+        states, step = _begin(key, energy, params, x, sampler, num_warmup)
+        running = _nothing(energy, params, sampler, statistic, states)
+        return _over_chains(*add(num_draws, running, states, step))
+    asked = dict(key=key, energy=energy, params=params, x=x, statistic=statistic)
+    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
+    kept = kept_by(checkpoint, "sample_mean", sampler=sampler, **asked)
+    warm = partial(_warmed, key, energy, params, sampler, num_warmup, kept)
+
+    def begin():
+        states, step = _begin(key, energy, params, x, sampler, 0)
+        return _Sums(_nothing(energy, params, sampler, statistic, states), states, step)
+
+    every = callback_every
+    return _mean_in_chunks(add, warm, begin, num_draws, callback, every, kept)
 
 
 def resume_mean(
@@ -183,8 +213,15 @@ def resume_mean(
     check_count("thin", thin)
     _check_same(energy, params, means.state)
     add = partial(_add, key, energy, params, sampler, statistic, thin)
-    start = (means.running, means.state, means.step)
-    return _mean_in_chunks(add, *start, num_draws, callback, callback_every)
+    start = _Sums(means.running, means.state, means.step)
+    if callback is None:
+        return _over_chains(*add(num_draws, *start))
+
+    def begin():
+        return start
+
+    every, total = callback_every, int(means.running.num_draws) + num_draws
+    return _mean_in_chunks(add, _as_it_is, begin, total, callback, every, NOT_KEPT)
 
 
 def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
@@ -305,35 +342,97 @@ def _drawn(chains, states, step, num_draws, thin):
     return Draws(draws, info, states, step + num_draws * thin)
 
 
-def _in_chunks(go_on, states, step, num_draws, callback, every):
+@partial(jax.jit, static_argnums=1)
+def _warm(key, energy, params, sampler, states, step, count):
+    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
+    chains = _Chains(keys, sampler, potential(energy, params))
+    return chains.advance(states, count, step)[0], step + count
+
+
+def _warmed(key, energy, params, sampler, num_warmup, kept, now, every):
+    """A run at the end of its warm-up, so many steps at a time."""
+    while int(now.step) < num_warmup:
+        count = min(every, num_warmup - int(now.step))
+        states, step = _warm(key, energy, params, sampler, now.states, now.step, count)
+        now = now._replace(states=states, step=step)
+        kept.keep(now)
+    return now
+
+
+def _as_it_is(now, every):
+    return now
+
+
+class _Kept(NamedTuple):
+    """A run of `sample` under way."""
+
+    states: Any
+    step: Array
+    made: Array
+    """How many draws there are yet."""
+    x: State
+    """Room for all of them."""
+    info: Any
+
+
+def _blank(go_on, states, step, num_draws):
+    shapes = jax.eval_shape(partial(go_on, num_draws), states, step)
+    room = (shapes.x, shapes.info)
+    x, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), room)
+    return _Kept(states, step, jnp.zeros((), int), x, info)
+
+
+@jax.jit
+def _put(now, part):
+    def put(room, new):
+        return jax.lax.dynamic_update_slice_in_dim(room, new, now.made, axis=1)
+
+    x, info = jax.tree.map(put, (now.x, now.info), (part.x, part.info))
+    made = now.made + len(jax.tree.leaves(part.x)[0][0])
+    return _Kept(part.state, part.step, made, x, info)
+
+
+def _in_chunks(go_on, warm, begin, num_draws, callback, every, kept):
     """Draws a few at a time, with the host in between."""
     check_count("callback_every", every)
-    if not is_concrete((states, step)):
+    now = kept.begin(begin)
+    if not is_concrete(now):
         raise ValueError("sample inside jit or vmap cannot call back")
-    parts, made = [], 0
-    while made < num_draws:
-        part = go_on(min(every, num_draws - made), states, step)
-        made += len(jax.tree.leaves(part.x)[0][0])
-        states, step = part.state, part.step
-        parts.append((part.x, part.info))
-        if callback(part):
-            break
-    x, info = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)
-    return Draws(x, info, states, step)
+    now = warm(now, every)
+    ended = False
+    while not ended and (made := int(now.made)) < num_draws:
+        part = go_on(min(every, num_draws - made), now.states, now.step)
+        now = _put(now, part)
+        ended = bool(callback is not None and callback(part))
+        kept.keep(now)
+    kept.keep(now, last=True)
+    made = int(now.made)
+    x, info = jax.tree.map(lambda leaf: leaf[:, :made], (now.x, now.info))
+    return Draws(x, info, now.states, now.step)
 
 
-def _mean_in_chunks(add, running, states, step, num_draws, callback, every):
-    every = num_draws if callback is None else every
+class _Sums(NamedTuple):
+    """A run of `sample_mean` under way."""
+
+    running: Running
+    states: Any
+    step: Array
+
+
+def _mean_in_chunks(add, warm, begin, num_draws, callback, every, kept):
+    """Means of all draws, up to `num_draws` of each chain."""
     check_count("callback_every", every)
-    if callback is not None and not is_concrete((states, step)):
+    now = kept.begin(begin)
+    if not is_concrete(now):
         raise ValueError("sample_mean inside jit or vmap cannot call back")
-    made = 0
+    now = warm(now, every)
     while True:
-        count = min(every, num_draws - made)
-        running, states, step = add(count, running, states, step)
-        made += count
-        means = _over_chains(running, states, step)
-        if (callback is not None and callback(means)) or made == num_draws:
+        left = num_draws - int(now.running.num_draws)
+        now = _Sums(*add(min(every, left), *now))
+        means = _over_chains(*now)
+        ended = bool(callback is not None and callback(means)) or left <= every
+        kept.keep(now, last=ended)
+        if ended:
             return means
 
 
