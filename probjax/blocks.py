@@ -170,11 +170,16 @@ def _joined(first, second):
     return Moments(mean, weight)
 
 
-def padded(source: Blocks) -> Iterator[Data]:
-    """A pass over the blocks, each as it is stored and of the same size, with weights.
+class Block(NamedTuple):
+    """Rows as they are stored, padded with copies of one that weigh nothing."""
 
-    What is added are copies of a row, and weighs nothing.
-    """
+    x: PyTree
+    weights: Any
+    """How much each counts, an array."""
+
+
+def padded(source: Blocks) -> Iterator[Block]:
+    """A pass over the blocks, all of the same size."""
     for block in source.read():
         block = block if isinstance(block, Data) else Data(block)
         refuse_mask(block, "rows on disk must be complete")
@@ -188,7 +193,7 @@ def padded(source: Blocks) -> Iterator[Data]:
         weights = np.ones(rows, np.float32) if block.weights is None else block.weights
         missing = source.rows_per_block - rows
         x = jax.tree.map(partial(_padded, missing), x)
-        yield Data(x, np.pad(np.asarray(weights), (0, missing)))
+        yield Block(x, np.pad(np.asarray(weights), (0, missing)))
 
 
 def _padded(missing, leaf):
@@ -209,7 +214,7 @@ class Surveyed(NamedTuple):
     """Blocks that were looked through once, all checks passed."""
 
     source: Blocks
-    first: Data
+    first: Block
     """The first block, as it is stored."""
     weights: tuple[float, ...]
     """The weight of each block, by which later passes are known to be the same."""
@@ -235,7 +240,7 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
     return Surveyed(source, first, tuple(weights), digest(digests))
 
 
-def same_blocks(known: Surveyed) -> Iterator[Data]:
+def same_blocks(known: Surveyed) -> Iterator[Block]:
     """Another pass over the blocks, refused if they are not the ones surveyed."""
     count = 0
     for block in padded(known.source):

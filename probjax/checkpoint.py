@@ -145,10 +145,10 @@ def _npz(path: Path) -> _Form:
     def read():
         if not path.exists():
             return None
-        found = storage.load(path)
-        if not (isinstance(found, dict) and found.keys() == set(_Found._fields)):
-            raise ValueError(f"{path} is a probjax file, but not a checkpoint")
-        return _Found(**found)
+        match storage.load(path):
+            case {"driver": str(driver), "about": dict(about), "leaves": list(leaves)}:
+                return _Found(driver, about, leaves)
+        raise ValueError(f"{path} is a probjax file, but not a checkpoint")
 
     return _Form(read, lambda found: storage.save(path, found._asdict()))
 
@@ -178,7 +178,8 @@ def _orbax(path: Path) -> _Form:
         )
         try:
             found = manager.restore(step, args=parts)
-            told, leaves = found.about, _from_names(found.leaves, found.about["keys"])
+            told = found["about"]
+            leaves = _from_names(found["leaves"], told["keys"])
             return _Found(told["driver"], told["about"], leaves)
         except Exception as error:
             # A damaged one can fail in any of the parsers: all of it is one trouble.

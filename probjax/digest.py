@@ -46,9 +46,9 @@ def _parts(value: Any) -> tuple[Any, list]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value)]
         return _kind(value), [getattr(value, name) for name in fields]
-    if hasattr(value, "__wrapped__"):
-        return _kind(value), [value.__wrapped__]
-    return _kind(value), [getattr(value, "__dict__", {})]
+    # What is compiled, or has derivatives of its own, is around a function.
+    inner = getattr(value, "__wrapped__", None) or getattr(value, "__dict__", {})
+    return _kind(value), [inner]
 
 
 def _kind(value: Any) -> str:
@@ -81,7 +81,7 @@ def _of_array(value: Any) -> tuple[str, list]:
         shards = [np.asarray(shard.data) for shard in value.addressable_shards]
         return "shards", shards
     flat = np.ascontiguousarray(value).reshape(-1)
-    return f"{flat.dtype} {np.shape(value)} ", [memoryview(flat.view(np.uint8))]
+    return f"{flat.dtype} {np.shape(value)} ", [flat.view(np.uint8).data]
 
 
 @_parts.register(memoryview)

@@ -137,7 +137,7 @@ def fit(
     )
     _check_params(params)
     known = survey(data, objective, params) if isinstance(data, Blocks) else None
-    data = at_door(objective, params, data) if known is None else known.first
+    data = at_door(objective, params, data) if known is None else Data(*known.first)
     if batch_size is not None and not 1 <= batch_size <= num_rows(data):
         of_what = "rows" if known is None else "rows of a block"
         raise ValueError(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.batches import shuffle, take
-from probjax.blocks import Surveyed, same_blocks
+from probjax.blocks import Block, Surveyed, same_blocks
 from probjax.checkpoint import Kept
 from probjax.descent import Problem
 from probjax.rounds import (
@@ -74,7 +74,9 @@ def run_over_blocks(
     return run, progress(plan, run, params).params
 
 
-def prepared(objective: Objective, params: Params, decode: Any, block: Data) -> Data:
+def prepared(
+    objective: Objective, params: Params, decode: Any, block: Block | Data
+) -> Data:
     """Rows of a block as the objective wants them, of the parameters' kind."""
     kind = float_dtype(params)
     data = objective.prepare(params, Data(decode(block.x), block.weights))
@@ -150,7 +152,7 @@ def _add(decode, plan, params, context, block, total):
     value, gradient = loss_over_rows(
         plan.objective, params, data, context.rows, chunk_size=plan.chunk_size
     )
-    new = (value, gradient, data.weights.sum())
+    new = (value, gradient, block.weights.sum().astype(value.dtype))
     return merged(plan.objective.reduce, total, new)
 
 
@@ -182,7 +184,7 @@ def _batch_steps(plan, key, params, known, done):
     return step
 
 
-def _batches(plan, key, known, done) -> Iterator[tuple[Data, Array, int]]:
+def _batches(plan, key, known, done) -> Iterator[tuple[Block, Array, int]]:
     """Blocks without end, with the rows of each in the order in which they are dealt,
     and the place of the batch among them.
     """
