@@ -57,7 +57,7 @@ def run(options: Options) -> Iterator[Table]:
             "Hamiltonian AIS of a Gaussian in 100 dimensions",
             ("particles", "steps", "seconds", "peak GB", "log Z", "stderr", "truth"),
             [annealed(Path(folder), *size)],
-            "All particles run together. Seconds with the pilot and compiling.",
+            "All particles run together, without a pilot. Seconds with compiling.",
         )
 
 
@@ -146,7 +146,7 @@ def fit_file(path: Path) -> None:
 
 
 def quadratic(params, x):
-    return jnp.sum((params @ x) ** 2) / 2
+    return jnp.sum(params * x**2) / 2
 
 
 def annealed(folder: Path, num_particles: int, num_steps: int) -> tuple:
@@ -161,8 +161,7 @@ def anneal(path: Path, num_particles: int, num_steps: int) -> None:
     from probjax import HMC, Gaussian, ais
 
     size = 100
-    spread = jax.random.normal(jax.random.key(0), (size, size)) / size**0.5
-    params = jnp.eye(size) + 0.5 * spread
+    params = jnp.logspace(-0.6, 0.6, size)
     begun = time.perf_counter()
     found = ais(
         jax.random.key(1),
@@ -172,9 +171,10 @@ def anneal(path: Path, num_particles: int, num_steps: int) -> None:
         sampler=HMC(0.2),
         num_particles=num_particles,
         num_steps=num_steps,
+        pilot=None,
     )
     log_z, stderr = float(found.log_z), float(found.stderr)
-    exact = size / 2 * np.log(2 * np.pi) - float(jnp.linalg.slogdet(params)[1])
+    exact = size / 2 * np.log(2 * np.pi) - float(jnp.log(params).sum()) / 2
     told = {
         "log_z": log_z,
         "stderr": stderr,

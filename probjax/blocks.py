@@ -156,9 +156,10 @@ def moments(source: Blocks) -> Moments:
 @partial(jax.jit, static_argnums=0)
 def _moments(decode, block):
     x = jax.tree.map(lambda leaf: leaf.astype(float), decode(block.x))
-    weight = block.weights.sum()
+    weights = block.weights.astype(float)
+    weight = weights.sum()
     # A block of no weight at all has no mean, and must not make one of NaN.
-    mean = mean_of_observed(Data(x, block.weights + (weight == 0)))
+    mean = mean_of_observed(Data(x, weights + (weight == 0)))
     return Moments(mean, weight)
 
 

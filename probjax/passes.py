@@ -193,19 +193,30 @@ def _batches(plan, key, known, done) -> Iterator[tuple[Block, Array, int]]:
     number = 0
     while True:
         for block in same_blocks(known):
-            count = max(1, np.count_nonzero(block.weights) // size)
-            if np.any(block.weights) and done < count:
-                order = _dealt(deal_key, number, block.weights)
+            there = np.count_nonzero(block.weights)
+            count = max(1, there // size)
+            if there and done < count:
+                # Too few rows for a batch are repeated, as their weights ask.
+                alike = np.all(block.weights <= 1) and np.sum(block.weights) == there
+                deal = _each_once if alike and there >= size else _by_weight
+                order = deal(jax.random.fold_in(deal_key, number), block.weights)
                 for place in range(done, count):
                     yield block, order, place
                 done = count
-            done -= count if np.any(block.weights) else 0
+            done -= count if there else 0
             number += 1
 
 
 @jax.jit
-def _dealt(key, number, weights):
-    return shuffle(jax.random.fold_in(key, number), weights, len(weights))
+def _by_weight(key, weights):
+    return shuffle(key, weights, len(weights))
+
+
+@jax.jit
+def _each_once(key, weights):
+    order = shuffle(key, None, len(weights))
+    # What was padded comes last, where no batch begins.
+    return order[jnp.argsort(weights[order] == 0, stable=True)]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -139,7 +139,6 @@ def test_a_fit_that_was_cut_ends_as_if_it_had_not_been(name, key, tmp_path):
     again = run(checkpoint=Checkpoint(path))
     chex.assert_trees_all_equal(again, whole)
     assert path.stat().st_mtime_ns > written
-    chex.assert_trees_all_close(run(), whole, rtol=1e-4, atol=1e-4)
 
 
 def chains(key):
@@ -173,6 +172,7 @@ def chains(key):
             num_particles=5,
             num_steps=9,
             chunk_size=2,
+            pilot=None,
             callback_every=4,
         ),
     }
@@ -185,14 +185,16 @@ def test_chains_that_were_cut_end_as_if_they_had_not_been(name, key, tmp_path):
     chex.assert_trees_all_equal(again, run())
 
 
-def test_a_long_warm_up_is_kept_too(key, tmp_path):
-    path = tmp_path / "warm.npz"
-    run = chains(key)["sample"]
-    with pytest.raises(KilledError):
-        cut(run, path, pieces=0)
-    # Of 5 steps of warm-up and 2 draws of 2 steps each.
-    saved = storage.load(path)["leaves"]
-    assert any(leaf.shape == () and leaf == 9 for leaf in saved)
+def test_a_long_warm_up_is_kept_too(key, tmp_path, monkeypatch):
+    steps = []
+
+    def save(path, tree):
+        numbers = [int(leaf) for leaf in tree["leaves"] if leaf.dtype == int]
+        steps.append(numbers)
+
+    monkeypatch.setattr(storage, "save", save)
+    chains(key)["sample"](checkpoint=Checkpoint(tmp_path / "warm.npz", every=0.0))
+    assert steps[:4] == [[2, 0], [4, 0], [5, 0], [9, 2]]
 
 
 @pytest.mark.parametrize("job", ["ais", "fit"])
@@ -262,7 +264,7 @@ def test_a_checkpoint_of_another_run_of_chains_is_refused(key, tmp_path):
 
 
 def test_what_is_no_checkpoint_is_refused_and_left_alone(key, tmp_path):
-    run = chains(key)["ais"]
+    run = partial(chains(key)["ais"], pilot=None)
     path = tmp_path / "ais.npz"
     storage.save(path, {"leaves": [jnp.ones(3)]})
     with pytest.raises(ValueError, match="is a probjax file, but not a checkpoint"):
@@ -278,7 +280,7 @@ def test_what_is_no_checkpoint_is_refused_and_left_alone(key, tmp_path):
 
 
 def test_what_a_kill_left_half_written_is_passed_over_and_removed(key, tmp_path):
-    run = chains(key)["ais"]
+    run = partial(chains(key)["ais"], pilot=None)
     path, half = tmp_path / "ais.npz", tmp_path / ".ais.npz.12345"
     other = tmp_path / ".ais.npz.notes"
     half.write_bytes(b"PK half a file")
@@ -291,7 +293,8 @@ def test_what_a_kill_left_half_written_is_passed_over_and_removed(key, tmp_path)
 def test_a_checkpoint_is_written_no_more_often_than_asked(key, tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(storage, "save", lambda path, tree: written.append(path))
-    chains(key)["ais"](checkpoint=Checkpoint(tmp_path / "ais.npz", every=1000.0))
+    checkpoint = Checkpoint(tmp_path / "ais.npz", every=1000.0)
+    chains(key)["ais"](pilot=None, checkpoint=checkpoint)
     assert len(written) == 1
 
 
