@@ -37,7 +37,7 @@ class Checkpoint:
     """
 
     path: str | os.PathLike = static()
-    every: float = 60.0
+    every: float = static(default=60.0)
 
     def __post_init__(self):
         if not self.every >= 0:
