@@ -16,6 +16,7 @@ from probjax import random
 from probjax.checkpoint import NOT_KEPT, Checkpoint, kept_by
 from probjax.data import num_rows
 from probjax.potential import Potential, check_energy, potential
+from probjax.samplers.pieces import Adding, Pieces, room_for
 from probjax.types import (
     Array,
     Data,
@@ -111,13 +112,16 @@ def sample(
     asked = dict(key=key, energy=energy, params=params, x=x, sampler=sampler)
     asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
     kept = kept_by(checkpoint, "sample", **asked)
-    warm = partial(_warmed, key, energy, params, sampler, num_warmup, kept)
+    warm = partial(_warm, key, energy, params, sampler)
 
     def begin():
         states, step = _begin(key, energy, params, x, sampler, 0)
-        return _blank(go_on, states, step, num_draws)
+        return room_for(num_draws, go_on, states, step)
 
-    return _in_chunks(go_on, warm, begin, num_draws, callback, callback_every, kept)
+    pieces = Pieces("sample", callback, callback_every, kept)
+    now = pieces.begin(begin)
+    now = pieces.warmed(warm, now, num_warmup)
+    return Draws(*pieces.drawn(go_on, now, num_draws))
 
 
 def resume(
@@ -144,12 +148,9 @@ def resume(
     go_on = partial(_go_on, key, energy, params, sampler, thin)
     if callback is None:
         return go_on(num_draws, draws.state, draws.step)
-
-    def begin():
-        return _blank(go_on, draws.state, draws.step, num_draws)
-
-    every, kept = callback_every, NOT_KEPT
-    return _in_chunks(go_on, _as_it_is, begin, num_draws, callback, every, kept)
+    pieces = Pieces("resume", callback, callback_every, NOT_KEPT)
+    now = room_for(num_draws, go_on, draws.state, draws.step)
+    return Draws(*pieces.drawn(go_on, now, num_draws))
 
 
 def sample_mean(
@@ -185,14 +186,18 @@ def sample_mean(
     asked = dict(key=key, energy=energy, params=params, x=x, statistic=statistic)
     asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
     kept = kept_by(checkpoint, "sample_mean", sampler=sampler, **asked)
-    warm = partial(_warmed, key, energy, params, sampler, num_warmup, kept)
+    warm = partial(_warm, key, energy, params, sampler)
 
     def begin():
         states, step = _begin(key, energy, params, x, sampler, 0)
-        return _Sums(_nothing(energy, params, sampler, statistic, states), states, step)
+        return Adding(
+            _nothing(energy, params, sampler, statistic, states), states, step
+        )
 
-    every = callback_every
-    return _mean_in_chunks(add, warm, begin, num_draws, callback, every, kept)
+    pieces = Pieces("sample_mean", callback, callback_every, kept)
+    now = pieces.begin(begin)
+    now = pieces.warmed(warm, now, num_warmup)
+    return pieces.added(add, _over_chains, now, num_draws)
 
 
 def resume_mean(
@@ -213,15 +218,12 @@ def resume_mean(
     check_count("thin", thin)
     _check_same(energy, params, means.state)
     add = partial(_add, key, energy, params, sampler, statistic, thin)
-    start = _Sums(means.running, means.state, means.step)
+    now = Adding(means.running, means.state, means.step)
     if callback is None:
-        return _over_chains(*add(num_draws, *start))
-
-    def begin():
-        return start
-
-    every, total = callback_every, int(means.running.num_draws) + num_draws
-    return _mean_in_chunks(add, _as_it_is, begin, total, callback, every, NOT_KEPT)
+        return _over_chains(*add(num_draws, *now))
+    pieces = Pieces("resume_mean", callback, callback_every, NOT_KEPT)
+    total = int(means.running.num_draws) + num_draws
+    return pieces.added(add, _over_chains, now, total)
 
 
 def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
@@ -347,93 +349,6 @@ def _warm(key, energy, params, sampler, states, step, count):
     keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
     chains = _Chains(keys, sampler, potential(energy, params))
     return chains.advance(states, count, step)[0], step + count
-
-
-def _warmed(key, energy, params, sampler, num_warmup, kept, now, every):
-    """A run at the end of its warm-up, so many steps at a time."""
-    while int(now.step) < num_warmup:
-        count = min(every, num_warmup - int(now.step))
-        states, step = _warm(key, energy, params, sampler, now.states, now.step, count)
-        now = now._replace(states=states, step=step)
-        kept.keep(now)
-    return now
-
-
-def _as_it_is(now, every):
-    return now
-
-
-class _Kept(NamedTuple):
-    """A run of `sample` under way."""
-
-    states: Any
-    step: Array
-    made: Array
-    """How many draws there are yet."""
-    x: State
-    """Room for all of them."""
-    info: Any
-
-
-def _blank(go_on, states, step, num_draws):
-    shapes = jax.eval_shape(partial(go_on, num_draws), states, step)
-    room = (shapes.x, shapes.info)
-    x, info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), room)
-    return _Kept(states, step, jnp.zeros((), int), x, info)
-
-
-@jax.jit
-def _put(now, part):
-    def put(room, new):
-        return jax.lax.dynamic_update_slice_in_dim(room, new, now.made, axis=1)
-
-    x, info = jax.tree.map(put, (now.x, now.info), (part.x, part.info))
-    made = now.made + len(jax.tree.leaves(part.x)[0][0])
-    return _Kept(part.state, part.step, made, x, info)
-
-
-def _in_chunks(go_on, warm, begin, num_draws, callback, every, kept):
-    """Draws a few at a time, with the host in between."""
-    check_count("callback_every", every)
-    now = kept.begin(begin)
-    if not is_concrete(now):
-        raise ValueError("sample inside jit or vmap cannot call back")
-    now = warm(now, every)
-    ended = False
-    while not ended and (made := int(now.made)) < num_draws:
-        part = go_on(min(every, num_draws - made), now.states, now.step)
-        now = _put(now, part)
-        ended = bool(callback is not None and callback(part))
-        kept.keep(now)
-    kept.keep(now, last=True)
-    made = int(now.made)
-    x, info = jax.tree.map(lambda leaf: leaf[:, :made], (now.x, now.info))
-    return Draws(x, info, now.states, now.step)
-
-
-class _Sums(NamedTuple):
-    """A run of `sample_mean` under way."""
-
-    running: Running
-    states: Any
-    step: Array
-
-
-def _mean_in_chunks(add, warm, begin, num_draws, callback, every, kept):
-    """Means of all draws, up to `num_draws` of each chain."""
-    check_count("callback_every", every)
-    now = kept.begin(begin)
-    if not is_concrete(now):
-        raise ValueError("sample_mean inside jit or vmap cannot call back")
-    now = warm(now, every)
-    while True:
-        left = num_draws - int(now.running.num_draws)
-        now = _Sums(*add(min(every, left), *now))
-        means = _over_chains(*now)
-        ended = bool(callback is not None and callback(means)) or left <= every
-        kept.keep(now, last=ended)
-        if ended:
-            return means
 
 
 @partial(jax.jit, static_argnums=(0, 3))
