@@ -49,7 +49,7 @@ def _check_header(file: IO[bytes], member: zipfile.ZipInfo) -> None:
     read = form.read_array_header_1_0 if is_first else form.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError(f"{member.filename} holds Python objects, which are not read")
+        raise ValueError(f"{member.filename} holds Python objects, a pickle: not read")
     told, has = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
     if told != has:
         raise ValueError(f"{member.filename} tells of {told} bytes and has {has}")

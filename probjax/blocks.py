@@ -219,6 +219,8 @@ class Surveyed(NamedTuple):
     """The first block, as it is stored."""
     weights: tuple[float, ...]
     """The weight of each block, by which later passes are known to be the same."""
+    counts: tuple[int, ...]
+    """How many of its rows weigh something."""
     digest: str
     """What all blocks hold."""
 
@@ -228,17 +230,18 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
 
     Refused is what the objective refuses of rows in memory, too.
     """
-    first, weights, digests = None, [], []
+    first, weights, counts, digests = None, [], [], []
     for block in padded(source):
         first = jax.device_put(block) if first is None else first
         if not np.all(np.isfinite(block.weights) & (block.weights >= 0)):
             raise ValueError("weights must not be negative, infinite or NaN")
         objective.prepare(params, as_data(source.decode(block.x)))
         weights.append(float(block.weights.sum()))
+        counts.append(int(np.count_nonzero(block.weights)))
         digests.append(digest(tuple(block)))
     if first is None or not any(weights):
         raise ValueError(f"data must have rows of weight, got {len(weights)} blocks")
-    return Surveyed(source, first, tuple(weights), digest(digests))
+    return Surveyed(source, first, tuple(weights), tuple(counts), digest(digests))
 
 
 def same_blocks(known: Surveyed) -> Iterator[Block]:

@@ -9,6 +9,7 @@ rows of each are dealt in random order, anew in every pass.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -190,21 +191,23 @@ def _batches(plan, key, known, done) -> Iterator[tuple[Block, Array, int]]:
     """
     size = plan.batch_size
     deal_key = jax.random.fold_in(key, np.uint32(2**32 - 1))
-    number = 0
-    while True:
-        for block in same_blocks(known):
-            there = np.count_nonzero(block.weights)
-            count = max(1, there // size)
-            if there and done < count:
-                # Too few rows for a batch are repeated, as their weights ask.
-                alike = np.all(block.weights <= 1) and np.sum(block.weights) == there
-                deal = _each_once if alike and there >= size else _by_weight
-                order = deal(jax.random.fold_in(deal_key, number), block.weights)
-                for place in range(done, count):
-                    yield block, order, place
-                done = count
-            done -= count if there else 0
-            number += 1
+    counts = [max(1, rows // size) if rows else 0 for rows in known.counts]
+    passes, done = divmod(done, sum(counts))
+    for number in itertools.count(passes):
+        for i, block in enumerate(same_blocks(known)):
+            if done < counts[i]:
+                deal = _each_once if _is_plain(block, size) else _by_weight
+                dealt = jax.random.fold_in(deal_key, number * len(counts) + i)
+                held, order = jax.device_put(block), deal(dealt, block.weights)
+                for place in range(done, counts[i]):
+                    yield held, order, place
+            done = max(0, done - counts[i])
+
+
+def _is_plain(block, size):
+    """Whether rows count alike, and are enough for a batch; else some are repeated."""
+    there = np.count_nonzero(block.weights)
+    return there >= size and np.all(block.weights[block.weights > 0] == 1)
 
 
 @jax.jit
