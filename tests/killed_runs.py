@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import jax
@@ -72,10 +73,16 @@ def begin(job, checkpoint, outcome):
     def callback(_):
         os.write(tell, b".")
 
-    found = JOBS[job](callback, Checkpoint(checkpoint, every=0.0))
-    storage.save(outcome, found)
-    # Without what Python would do at its end, which belongs to the parent.
-    os._exit(0)
+    status = 1
+    try:
+        found = JOBS[job](callback, Checkpoint(checkpoint, every=0.0))
+        storage.save(outcome, found)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        # Without going on in the parent's place, nor doing what Python does at its end.
+        os._exit(status)
 
 
 def run(job, folder, kills):
