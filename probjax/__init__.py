@@ -6,6 +6,7 @@ exp(-energy). Everything else here works on any such function.
 
 from probjax import (
     annealing,
+    blocks,
     charts,
     datasets,
     devices,
@@ -27,10 +28,11 @@ from probjax.annealing import (
     compare,
     log_likelihood,
     marginal_log_likelihood,
-    resume_ais,
     reverse_ais,
     sandwich,
 )
+from probjax.blocks import Blocks
+from probjax.checkpoint import Checkpoint
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -132,6 +134,8 @@ __all__ = [
     "Bernoulli",
     "BitFlips",
     "BlockChanges",
+    "Blocks",
+    "Checkpoint",
     "ContinuousPseudoLikelihood",
     "ContrastiveDivergence",
     "ConvergenceWarning",
@@ -188,6 +192,7 @@ __all__ = [
     "annealing",
     "annealing_bar",
     "bilinear",
+    "blocks",
     "charts",
     "closed_form",
     "compare",
@@ -230,7 +235,6 @@ __all__ = [
     "rbm",
     "recipe",
     "resume",
-    "resume_ais",
     "resume_mean",
     "reverse_ais",
     "sample",

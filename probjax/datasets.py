@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from probjax.archives import read_arrays
+
 FOLDER_VARIABLE = "PROBJAX_DATA"
 _VAN_HATEREN = (1024, 1536)
 # The last bytes are of unsigned bytes (8), and the number of axes.
@@ -274,10 +276,8 @@ def _existing(named: str | os.PathLike) -> Path:
 def _arrays(path: Path, checks: Mapping[str, Callable]) -> dict[str, np.ndarray]:
     """Arrays by name out of an archive, each as its `check(name, array)` returns it."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if missing := set(checks) - set(file.files):
-                raise ValueError(f"it has no {sorted(missing)}, but {file.files}")
-            return {name: check(name, file[name]) for name, check in checks.items()}
+        found = read_arrays(path, checks)
+        return {name: check(name, found[name]) for name, check in checks.items()}
     except Exception as error:
         # A damaged file can fail in any of the parsers: all of it is one trouble.
         raise ValueError(f"{path} cannot be read as images: {error}") from error

@@ -1,10 +1,12 @@
 """Ways down: limited-memory BFGS, and any optax transformation.
 
-A method has two functions: `start` places a state at a point, `tick` works on it once.
-A tick of `QuasiNewton` is one evaluation of the loss, whether or not it ends a line
-search, so that batches of fits under `vmap` do not wait for each other's searches. All
-states expose `point`, `value`, `gradient`, `accepted` (this tick counts as a step) and
-`stalled` (no tick will get further).
+A method has three functions: `start` places a state at a point, `where` says at which
+point it wants the loss next, and `told` takes the value and the gradient there. Who
+evaluates is not its concern: a compiled loop, or the host, block of rows by block. One
+evaluation may or may not end a line search, so that batches of fits under `vmap` do not
+wait for each other's searches. All states expose `point`, `value`, `gradient`,
+`accepted` (what was told counts as a step) and `stalled` (nothing told will get
+further).
 
 Reference: Nocedal, "Updating quasi-Newton matrices with limited storage" (1980); Hager
 and Zhang, "A new conjugate gradient method with guaranteed descent" (2005), for the
@@ -36,14 +38,12 @@ _MAX_TRIES, _PATIENCE = 25, 50
 
 
 class Problem(NamedTuple):
-    """What a method may ask."""
+    """What a method may ask beside the value and the gradient that it is told."""
 
-    evaluate: Callable[[PyTree], tuple[Scalar, PyTree]]
-    """The loss and its gradient at a point."""
     loss: Callable[[PyTree], Scalar]
-    """The loss alone."""
-    data: Data
-    """The rows they are computed on."""
+    """The loss at a point."""
+    data: Data | None
+    """The rows it is computed on; None if they are not all at hand."""
     to_params: Callable[[PyTree], PyTree] | None = None
     """From a point to parameters, if it is in the coordinates of a chart."""
 
@@ -167,9 +167,13 @@ class QuasiNewton:
             idle=jnp.asarray(0),
         )
 
-    def tick(self, problem: Problem, state: QuasiNewtonState) -> QuasiNewtonState:
-        trial = state.point + state.length * state.direction
-        value, gradient = problem.evaluate(trial)
+    def where(self, state: QuasiNewtonState) -> Vector:
+        return state.point + state.length * state.direction
+
+    def told(
+        self, problem: Problem, state: QuasiNewtonState, value: Scalar, gradient: Vector
+    ) -> QuasiNewtonState:
+        trial = self.where(state)
         seen = Trial(state.length, value, gradient @ state.direction)
         first = jnp.isinf(state.value)
         too_long, too_short = _judge(state, seen)
@@ -291,7 +295,7 @@ class OptaxState(NamedTuple):
 
 @recipe
 class Optax:
-    """One update of an optax optimizer a tick, given all it may ask for."""
+    """An update of an optax optimizer each time, given all it may ask for."""
 
     optimizer: optax.GradientTransformation = static()
 
@@ -302,7 +306,12 @@ class Optax:
         still = jax.tree.map(jnp.zeros_like, point)
         return OptaxState(point, point, value, still, false, false, inner)
 
-    def tick(self, problem: Problem, state: OptaxState) -> OptaxState:
+    def where(self, state: OptaxState) -> PyTree:
+        return state.point
+
+    def told(
+        self, problem: Problem, state: OptaxState, value: Scalar, gradient: PyTree
+    ) -> OptaxState:
         # Line searches insist that it takes whatever they are given.
         def value_fn(point, data=None, to_params=None):
             return problem.loss(point)
@@ -310,7 +319,6 @@ class Optax:
         # Told only where there is one, as few optimizers ask for it.
         to_params = problem.to_params
         charted = {} if to_params is None else {"to_params": to_params}
-        value, gradient = problem.evaluate(state.point)
         update = optax.with_extra_args_support(self.optimizer).update
         updates, inner = update(
             gradient,

@@ -19,9 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from probjax.blocks import Blocks, survey
+from probjax.checkpoint import Checkpoint, kept_by
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import driver, on_host
-from probjax.rounds import Plan, Progress, run_compiled, run_with_callback
+from probjax.passes import check_context, run_over_blocks
+from probjax.rounds import Plan, Progress, run_compiled, run_in_pieces
 from probjax.rows import default_chunk_size, loss_over_rows
 from probjax.types import (
     Array,
@@ -69,7 +72,7 @@ def fit(
     key: PRNGKeyArray,
     objective: Objective,
     params: Params,
-    data: PyTree | Data,
+    data: PyTree | Data | Blocks,
     *,
     optimizer: optax.GradientTransformation | None = None,
     penalty: Penalty | None = None,
@@ -82,6 +85,7 @@ def fit(
     stop: Callable[[Progress, Data], Array] | None = None,
     callback: Callable[[Progress], Any] | None = None,
     callback_every: int = 50,
+    checkpoint: Checkpoint | None = None,
 ) -> Fit:
     """Minimise `objective` over `data`, starting from `params`.
 
@@ -93,7 +97,9 @@ def fit(
     Args:
         data: rows, or a `Data` of rows with weights or with a mask of what was
             observed, which takes many rounds: see `probjax.missing`. Rows may be spread
-            over devices and processes: see `probjax.devices`.
+            over devices and processes: see `probjax.devices`. Or `Blocks` of rows,
+            which are read in passes; of those, objectives and rules that look at data
+            themselves see the first one.
         optimizer: an optax optimizer in place of L-BFGS; build it once, as optax
             transformations compare by identity. It keeps its state across rounds.
         penalty: a term to add. With one that is not smooth the default becomes a
@@ -117,12 +123,13 @@ def fit(
             an optimizer, build it once.
         callback: called with a `Progress` on the host every `callback_every` steps and
             at the end of each round; the fit ends if it returns True.
+        checkpoint: where to keep the fit between calls back, so that this same call
+            goes on, to the bit, if it was killed.
 
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
         step allowed, NaN where none was taken.
     """
-    data = at_door(objective, params, data)
     _check(
         optimizer,
         penalty,
@@ -134,16 +141,23 @@ def fit(
         chunk_size=chunk_size,
         callback_every=callback_every,
     )
+    _check_params(params)
+    known = survey(data, objective, params) if isinstance(data, Blocks) else None
+    data = at_door(objective, params, data) if known is None else Data(*known.first)
     if batch_size is not None and not 1 <= batch_size <= num_rows(data):
+        of_what = "rows" if known is None else "rows of a block"
         raise ValueError(
-            f"batch_size must be from 1 to the {num_rows(data)} rows, got {batch_size}"
+            f"batch_size must be from 1 to the {num_rows(data)} {of_what}, "
+            f"got {batch_size}"
         )
     if data.mask is not None and num_rounds == 1:
         raise ValueError(
             "missing entries are filled from the model, once in every round, so that "
             "one round knows too little: give num_rounds=20"
         )
-    if penalty is None and optimizer is None and stop is None:
+    if known is not None:
+        check_context(key, objective, params, known)
+    elif penalty is None and optimizer is None and stop is None:
         warn_of_unbounded(objective, params, data)
     kind = float_dtype(params)
     # All numbers of one kind, so that knobs given otherwise are the same program.
@@ -166,11 +180,20 @@ def fit(
         batch_size=batch_size,
         chunk_size=chunk_size or default_chunk_size(data),
     )
-    if callback is None:
+    in_pieces = callback is not None or checkpoint is not None or known is not None
+    if not in_pieces:
         return _finish(plan, *run_compiled(plan, key, params, data))
     if not is_concrete((key, params, data, plan)):
         raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
-    outcome = run_with_callback(plan, key, params, data, callback, callback_every)
+    rows = data if known is None else (known.digest, known.source.decode)
+    asked = {"key": key, "params": params, "data": rows, **vars(plan)}
+    kept = kept_by(checkpoint, "fit", **asked)
+    if known is None:
+        outcome = run_in_pieces(plan, key, params, data, callback, callback_every, kept)
+    else:
+        outcome = run_over_blocks(
+            plan, key, params, known, callback, callback_every, kept
+        )
     return _finish(plan, *outcome)
 
 
@@ -274,6 +297,11 @@ def _shortfall(plan, run):
 def at_door(objective: Objective, params: Params, data: PyTree | Data) -> Data:
     """`data` as the objective wants them, all checks passed."""
     data = as_data(data)
+    _check_params(params)
+    return of_kind(float_dtype(params), objective.prepare(params, data))
+
+
+def _check_params(params):
     if not jax.tree.leaves(params):
         raise ValueError("params must hold at least one array, got none")
     for leaf in jax.tree.leaves(params):
@@ -281,7 +309,6 @@ def at_door(objective: Objective, params: Params, data: PyTree | Data) -> Data:
             raise ValueError(f"params must be floating, got {jnp.result_type(leaf)}")
     if not holds(jnp.isfinite, params):
         raise ValueError("params must be finite, got NaN or infinity")
-    return of_kind(float_dtype(params), objective.prepare(params, data))
 
 
 def default_tolerance(params: Params) -> float:

@@ -26,6 +26,17 @@ from probjax.descent import (
 )
 from probjax.types import Array, Penalty, PyTree, Scalar, recipe, static
 
+# What the next evaluation is for.
+_SEARCH, _PROBE, _SHORTEN = 0, 1, 2
+
+
+class Seen(NamedTuple):
+    """A place where the loss was evaluated."""
+
+    point: Vector
+    value: Scalar
+    gradient: Vector
+
 
 class ProximalState(NamedTuple):
     """Where `Proximal` is: `point` minimises a model of the loss around `base`."""
@@ -34,18 +45,29 @@ class ProximalState(NamedTuple):
     value: Scalar
     """Loss and penalty at `point`."""
     gradient: Vector
-    """A subgradient of loss plus penalty at `point`."""
+    """A subgradient of loss plus penalty at `point`, infinite before there is one."""
     accepted: Array
     stalled: Array
     base: Vector
     residual: Vector
     """base - point."""
     envelope: Scalar
-    """The forward-backward envelope at `base`, which every tick lowers."""
+    """The forward-backward envelope at `base`, which every step lowers."""
     direction: Vector
     memory: Memory
     step: Scalar
     """The step of the proximal map, shortened until it suits the loss."""
+    asked: Vector
+    """Where the next evaluation is."""
+    purpose: Array
+    """What it is for: to search along the direction, to probe the loss's curvature, or
+    to see whether the step has to be shortened."""
+    share: Scalar
+    """How far along the direction the search is."""
+    found: Seen
+    """The next base, once the search has found it."""
+    trial: Scalar
+    """The step that may have to be shortened."""
 
     @property
     def evaluated(self) -> Vector:
@@ -76,7 +98,7 @@ class Proximal:
         return ProximalState(
             point=point,
             value=jnp.inf * one,
-            gradient=still,
+            gradient=jnp.full_like(point, jnp.inf),
             accepted=jnp.asarray(False),
             stalled=jnp.asarray(False),
             base=point,
@@ -85,111 +107,124 @@ class Proximal:
             direction=still,
             memory=forget(self.memory_size, point),
             step=one,
+            asked=point,
+            purpose=jnp.asarray(_SEARCH),
+            share=one,
+            found=Seen(point, jnp.inf * one, still),
+            trial=one,
         )
 
-    def tick(self, problem: Problem, state: ProximalState) -> ProximalState:
-        found = self._search(problem, state)
-        first = jnp.isinf(state.envelope)
-        memory = remember(
-            state.memory, found.base - state.base, found.residual - state.residual
-        )
-        step = jax.lax.cond(
-            first, lambda: self._first_step(problem, found), lambda: state.step
-        )
-        step, there = self._shorten(problem, step, found)
-        renewed = forget(self.memory_size, found.base)
-        memory = choose(step != state.step, renewed, memory)
-        value, slope = there.value_at_point, there.gradient_at_point
-        subgradient = slope - found.gradient + there.residual / step
-        return ProximalState(
-            point=there.point,
-            value=value + self.penalty.value(self.unravel(there.point)),
-            gradient=subgradient,
-            accepted=~first,
-            stalled=~jnp.isfinite(there.envelope)
-            | (~first & jnp.all(found.base == state.base)),
-            base=found.base,
-            residual=there.residual,
-            envelope=there.envelope,
-            direction=-inverse_hessian(memory, there.residual),
-            memory=memory,
-            step=step,
-        )
+    def where(self, state: ProximalState) -> Vector:
+        return state.asked
 
-    def _first_step(self, problem, base):
-        """The inverse of the loss's curvature along its gradient.
+    def told(
+        self, problem: Problem, state: ProximalState, value: Scalar, gradient: Vector
+    ) -> ProximalState:
+        seen = Seen(state.asked, value, gradient)
+        state = state._replace(accepted=jnp.asarray(False))
+        branches = (self._searched, self._probed, self._tried)
+        return jax.lax.switch(state.purpose, branches, state, seen)
 
-        Losses come in all sizes, and steps are only ever shortened: one that begins
-        far too short would stay so.
+    def _searched(self, state, seen):
+        """Take the first base along the path from the proximal point to the direction.
+
+        Before the first step, the inverse of the loss's curvature along its gradient is
+        asked for: losses come in all sizes, and steps are only ever shortened, so that
+        one that begins far too short would stay so.
         """
-        slope = jnp.linalg.norm(base.gradient)
-        length = 1e-3 * (1 + jnp.linalg.norm(base.base))
-        away = base.base - length / slope * base.gradient
-        change = problem.evaluate(away)[1] - base.gradient
-        step = length / jnp.linalg.norm(change)
-        return jnp.where(jnp.isfinite(step) & (slope > 0), step, jnp.ones_like(step))
-
-    def _search(self, problem, state):
-        """The first base along the path from the proximal point to the direction."""
         goal = state.residual @ state.residual * (0.05 / 4) / state.step
         highest = state.envelope - goal + rounding(state.envelope)
+        model = self._model(seen, state.step)
+        fit = (model.envelope <= highest) | (state.share <= 0)
+        share = jnp.where(state.share > 1e-3, state.share / 2, 0)
+        nearer = state.point + share * (state.direction + state.residual)
+        on = state._replace(share=share, asked=nearer)
+        slope = jnp.linalg.norm(seen.gradient)
+        away = seen.point - _probe_length(seen) / slope * seen.gradient
+        begins = jnp.isinf(state.envelope)
+        done = state._replace(
+            found=seen,
+            trial=state.step,
+            asked=jnp.where(begins, away, model.point),
+            purpose=jnp.where(begins, _PROBE, _SHORTEN),
+        )
+        return choose(fit, done, on)
 
-        def look(share):
-            base = state.point + share * (state.direction + state.residual)
-            value, gradient = problem.evaluate(base)
-            return self._model(base, value, gradient, state.step)
+    def _probed(self, state, seen):
+        """Begin with the inverse of the curvature, if there is one."""
+        slope = jnp.linalg.norm(state.found.gradient)
+        change = jnp.linalg.norm(seen.gradient - state.found.gradient)
+        step = _probe_length(state.found) / change
+        step = jnp.where(jnp.isfinite(step) & (slope > 0), step, jnp.ones_like(step))
+        return self._try(state, step)
 
-        def unfit(carry):
-            share, base = carry
-            return ~(base.envelope <= highest) & (share > 0)
+    def _try(self, state, step):
+        asked = self._model(state.found, step).point
+        purpose = jnp.full_like(state.purpose, _SHORTEN)
+        return state._replace(trial=step, asked=asked, purpose=purpose)
 
-        def shrink(carry):
-            share = jnp.where(carry[0] > 1e-3, carry[0] / 2, 0)
-            return share, look(share)
-
-        one = jnp.ones_like(goal)
-        return jax.lax.while_loop(unfit, shrink, (one, look(one)))[1]
-
-    def _shorten(self, problem, step, base):
+    def _tried(self, state, seen):
         """Halve the step until the quadratic model lies above the loss."""
+        found, step = state.found, state.trial
+        there = self._model(found, step)
+        square = there.residual @ there.residual
+        model = found.value - found.gradient @ there.residual + 0.475 * square / step
+        highest = model + rounding(found.value)
+        crossed = ~(seen.value <= highest) & (step > 1e-12)
+        return choose(
+            crossed, self._try(state, step / 2), self._stepped(state, seen, there)
+        )
 
-        def look(step):
-            there = self._model(base.base, base.value, base.gradient, step)
-            value, gradient = problem.evaluate(there.point)
-            return there._replace(value_at_point=value, gradient_at_point=gradient)
+    def _stepped(self, state, seen, there):
+        """The state after a step to `there`, about to search from it."""
+        found, step = state.found, state.trial
+        first = jnp.isinf(state.envelope)
+        residual = self._model(found, state.step).residual
+        memory = remember(
+            state.memory, found.point - state.base, residual - state.residual
+        )
+        renewed = forget(self.memory_size, found.point)
+        memory = choose(step != state.step, renewed, memory)
+        direction = -inverse_hessian(memory, there.residual)
+        return ProximalState(
+            point=there.point,
+            value=seen.value + self.penalty.value(self.unravel(there.point)),
+            gradient=seen.gradient - found.gradient + there.residual / step,
+            accepted=~first,
+            stalled=~jnp.isfinite(there.envelope)
+            | (~first & jnp.all(found.point == state.base)),
+            base=found.point,
+            residual=there.residual,
+            envelope=there.envelope,
+            direction=direction,
+            memory=memory,
+            step=step,
+            asked=there.point + (direction + there.residual),
+            purpose=jnp.full_like(state.purpose, _SEARCH),
+            share=jnp.ones_like(state.share),
+            found=found,
+            trial=step,
+        )
 
-        def crossed(carry):
-            step, there = carry
-            square = there.residual @ there.residual
-            model = base.value - base.gradient @ there.residual + 0.475 * square / step
-            highest = model + rounding(base.value)
-            return ~(there.value_at_point <= highest) & (step > 1e-12)
-
-        def halve(carry):
-            return carry[0] / 2, look(carry[0] / 2)
-
-        return jax.lax.while_loop(crossed, halve, (step, look(step)))
-
-    def _model(self, base, value, gradient, step):
-        target = self.unravel(base - step * gradient)
+    def _model(self, base, step):
+        target = self.unravel(base.point - step * base.gradient)
         near = self.penalty.prox(target, step)
         point = ravel_pytree(near)[0]
-        residual = base - point
+        residual = base.point - point
         envelope = (
-            value
-            - gradient @ residual
+            base.value
+            - base.gradient @ residual
             + residual @ residual / (2 * step)
             + self.penalty.value(near)
         )
-        return _Model(base, value, gradient, point, residual, envelope, value, gradient)
+        return _Model(point, residual, envelope)
+
+
+def _probe_length(base):
+    return 1e-3 * (1 + jnp.linalg.norm(base.point))
 
 
 class _Model(NamedTuple):
-    base: Vector
-    value: Scalar
-    gradient: Vector
     point: Vector
     residual: Vector
     envelope: Scalar
-    value_at_point: Scalar
-    gradient_at_point: Vector

@@ -1,8 +1,8 @@
 """The compiled core of a fit: rounds of refreshing and descending.
 
 A `Plan` is all of a fit but its parameters and data, a `Run` its state under way. The
-whole run is one program; with a callback it is the same program in pieces, with the
-host in between.
+whole run is one program; with a callback or a checkpoint it is the same program in
+pieces, with the host in between.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.batches import Batches, deal, new_deck, next_batch, put, take
+from probjax.checkpoint import Kept
 from probjax.data import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.devices import apart
@@ -110,28 +111,53 @@ def run_rounds(
     return run, _progress(plan, run, params).params
 
 
-def run_with_callback(
+def run_in_pieces(
     plan: Plan,
     key: PRNGKeyArray,
     params: Params,
     data: Data,
-    callback: Callable[[Progress], Any],
+    callback: Callable[[Progress], Any] | None,
     every: int,
+    kept: Kept,
 ) -> tuple[Run, Params]:
-    """The same, asking `callback` every so many steps whether to end."""
-    run = _start_jit(plan, key, params, data)
-    while int(run.round) + 1 < plan.num_rounds and not run.stopped:
-        run = _begin_round_jit(plan, key, run, params, data)
-        while not (run.ended or run.stopped):
-            limit = run.round_step + every
-            run = _advance_jit(plan, key, run, params, data, limit)
-            if callback(_progress_jit(plan, run, params)):
-                run = run._replace(stopped=jnp.asarray(True))
-    return run, _progress_jit(plan, run, params).params
+    """The same, `every` so many steps asking `callback` whether to end.
+
+    Pieces end at multiples of `every`, so that a run that was kept on disk goes on
+    through the same ones.
+    """
+    run = kept.begin(lambda: start(plan, key, params, data))
+    while not is_over(plan, run):
+        if run.ended:
+            run = begin_round(plan, key, run, params, data)
+        limit = (int(run.round_step) // every + 1) * every
+        run = _advance_jit(plan, key, run, params, data, limit)
+        run = after_piece(plan, run, params, callback, kept)
+    kept.keep(run, last=True)
+    return run, progress(plan, run, params).params
+
+
+def is_over(plan: Plan, run: Run) -> bool:
+    """Whether nothing is left to do."""
+    last = int(run.round) + 1 == plan.num_rounds
+    return bool(run.stopped) or (last and bool(run.ended))
+
+
+def after_piece(
+    plan: Plan,
+    run: Run,
+    params: Params,
+    callback: Callable[[Progress], Any] | None,
+    kept: Kept,
+) -> Run:
+    """Tell the host how far the run is, and keep it on disk if it is time."""
+    if callback is not None and callback(progress(plan, run, params)):
+        run = run._replace(stopped=jnp.asarray(True))
+    kept.keep(run)
+    return run
 
 
 def _start(plan, key, params, data):
-    space = _space(plan, params)
+    space = space_of(plan, params)
     count = plan.num_rounds * plan.steps_per_round
     kind = float_dtype(params)
     zero, no = jnp.asarray(0), jnp.asarray(False)
@@ -150,13 +176,13 @@ def _start(plan, key, params, data):
         step=zero,
         round_step=zero,
         gradient_norm=jnp.full((), jnp.inf, kind),
-        ended=no,
+        ended=~no,
         stopped=no,
     )
 
 
 def _begin_round(plan, key, run, params, data):
-    space = _space(plan, params)
+    space = space_of(plan, params)
     number = run.round + 1
     deal_key, refresh_key, _ = _round_keys(key, number)
     current = space.params(run.method.point)
@@ -188,7 +214,7 @@ def _apart(context):
 
 def _advance(plan, key, run, params, data, limit):
     """Descend until the round ends or has taken `limit` steps."""
-    space = _space(plan, params)
+    space = space_of(plan, params)
     _, _, shuffle_key = _round_keys(key, run.round)
 
     def busy(run):
@@ -206,27 +232,43 @@ def _advance(plan, key, run, params, data, limit):
             )
             rows = Data(take(data.x, chosen), mask=take(data.mask, chosen))
             context = context._replace(rows=take(context.rows, chosen))
-        method = space.method.tick(_problem(plan, space, rows, context), run.method)
-        norm = space.gradient_norm(method)
-        steps = jnp.where(method.accepted, 1, 0)
-        place = jnp.where(method.accepted, run.step, len(run.losses))
-        calm = (norm < plan.tolerance) & (plan.batch_size is None)
-        spent = run.round_step + steps >= plan.steps_per_round
-        run = run._replace(
-            method=method,
-            batches=batches,
-            losses=run.losses.at[place].set(method.value, mode="drop"),
-            step=run.step + steps,
-            round_step=run.round_step + steps,
-            gradient_norm=norm,
-            ended=calm | spent | method.stalled,
-        )
-        if plan.stop is None:
-            return run
-        rule = jnp.asarray(plan.stop(_progress(plan, run, params), data))
-        return run._replace(stopped=method.accepted & rule)
+        problem, evaluate = problem_of(plan, space, rows, context)
+        value, gradient = evaluate(space.method.where(run.method))
+        run = run._replace(batches=batches)
+        return told(plan, space, run, params, data, problem, value, gradient)
 
     return jax.lax.while_loop(busy, tick, run)
+
+
+def told(
+    plan: Plan,
+    space: "Space",
+    run: Run,
+    params: Params,
+    data: Data,
+    problem: Problem,
+    value: Scalar,
+    gradient: PyTree,
+) -> Run:
+    """The run after the loss was evaluated where its method wanted it."""
+    method = space.method.told(problem, run.method, value, gradient)
+    norm = space.gradient_norm(method)
+    steps = jnp.where(method.accepted, 1, 0)
+    place = jnp.where(method.accepted, run.step, len(run.losses))
+    calm = (norm < plan.tolerance) & (plan.batch_size is None)
+    spent = run.round_step + steps >= plan.steps_per_round
+    run = run._replace(
+        method=method,
+        losses=run.losses.at[place].set(method.value, mode="drop"),
+        step=run.step + steps,
+        round_step=run.round_step + steps,
+        gradient_norm=norm,
+        ended=calm | spent | method.stalled,
+    )
+    if plan.stop is None:
+        return run
+    rule = jnp.asarray(plan.stop(_progress(plan, run, params), data))
+    return run._replace(stopped=method.accepted & rule)
 
 
 def _round_keys(key, number):
@@ -253,7 +295,8 @@ class Space(NamedTuple):
         return jnp.max(jnp.stack(leaves))
 
 
-def _space(plan, params):
+def space_of(plan: Plan, params: Params) -> Space:
+    """The coordinates of a plan, and its method."""
     chart = plan.chart
     forward = _identity if chart is None else chart.forward
     inverse = _identity if chart is None else chart.inverse
@@ -274,34 +317,55 @@ def _identity(params):
     return params
 
 
-def _problem(plan, space, data, context):
-    """The loss of the coordinates, and its gradient, on some rows."""
+def problem_of(
+    plan: Plan, space: Space, data: Data, context: Context
+) -> tuple[Problem, Callable[[PyTree], tuple[Scalar, PyTree]]]:
+    """The loss on some rows, and what evaluates it with its gradient at a point."""
 
-    def beside(params):
-        value = plan.objective.rest(params, context.shared)
-        if plan.penalty is not None and plan.penalty.smooth:
-            value = value + plan.penalty.value(params)
-        return value
-
-    def evaluate(point):
-        params, pull = jax.vjp(space.params, point)
-        over_rows = loss_over_rows(
+    def over_rows(params):
+        return loss_over_rows(
             plan.objective, params, data, context.rows, chunk_size=plan.chunk_size
         )
-        total = jax.tree.map(jnp.add, over_rows, jax.value_and_grad(beside)(params))
-        return total[0].astype(float_dtype(params)), pull(total[1])[0]
+
+    def evaluate(point):
+        return with_the_rest(plan, space, context.shared, point, over_rows)
 
     @jax.custom_vjp
     def loss(point):
         return evaluate(point)[0]
 
     loss.defvjp(evaluate, lambda gradient, scale: (scaled(scale, gradient),))
-    to_params = None if plan.chart is None else space.params
-    return Problem(evaluate, loss, data, to_params)
+    return Problem(loss, data, to_params(plan, space)), evaluate
+
+
+def with_the_rest(
+    plan: Plan,
+    space: Space,
+    shared: PyTree,
+    point: PyTree,
+    over_rows: Callable[[Params], tuple[Scalar, Params]],
+) -> tuple[Scalar, PyTree]:
+    """The loss and its gradient in the coordinates, given those over rows in params."""
+
+    def beside(params):
+        value = plan.objective.rest(params, shared)
+        if plan.penalty is not None and plan.penalty.smooth:
+            value = value + plan.penalty.value(params)
+        return value
+
+    params, pull = jax.vjp(space.params, point)
+    rest = jax.value_and_grad(beside)(params)
+    total = jax.tree.map(jnp.add, over_rows(params), rest)
+    return total[0].astype(float_dtype(params)), pull(total[1])[0]
+
+
+def to_params(plan: Plan, space: Space) -> Callable[[PyTree], Params] | None:
+    """From a point to parameters, None without a chart."""
+    return None if plan.chart is None else space.params
 
 
 def _progress(plan, run, params):
-    found = _space(plan, params).params(run.method.point)
+    found = space_of(plan, params).params(run.method.point)
     return Progress(
         run.round,
         run.step,
@@ -313,7 +377,7 @@ def _progress(plan, run, params):
 
 
 run_compiled = jax.jit(run_rounds)
-_start_jit = jax.jit(_start)
-_begin_round_jit = jax.jit(_begin_round)
+start = jax.jit(_start)
+begin_round = jax.jit(_begin_round)
+progress = jax.jit(_progress)
 _advance_jit = jax.jit(_advance)
-_progress_jit = jax.jit(_progress)

@@ -11,8 +11,11 @@ rows itself. Its gradient is one, once the mean m is known: that of f(m) is the 
 f'(m) ds over rows' statistics s. So there are two passes, and chunks are exact again.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.data import num_rows
 from probjax.devices import num_devices
@@ -80,10 +83,9 @@ def _reduced(reduce, row, params, x, weights, context, chunk_size):
     def add(i, total):
         (mine, rows), counted = cut_chunk(i, size, (x, context), weights)
         value, gradient = of_chunk(params, mine, counted, rows)
-        return _merged(reduce, total, (value, gradient, counted.sum()))
+        return merged(reduce, total, (value, gradient, counted.sum()))
 
-    nothing = jnp.zeros((), weights.dtype)
-    total = (nothing, jax.tree.map(jnp.zeros_like, params), nothing)
+    total = no_rows(params, weights.dtype)
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
 
 
@@ -121,6 +123,15 @@ def _cuts(count, chunk_size):
     return num_chunks, -(-count // (num_chunks * parts)) * parts
 
 
+Total = tuple[Scalar, Params, Scalar]
+
+
+def no_rows(params: Params, kind: np.dtype) -> Total:
+    """The value, the gradient and the weight of no rows, to which others are added."""
+    nothing = jnp.zeros((), kind)
+    return nothing, jax.tree.map(jnp.zeros_like, params), nothing
+
+
 def cut_chunk(
     i: Array, size: int, rows: PyTree, weights: Float[Array, " row"]
 ) -> tuple[PyTree, Float[Array, " chunk"]]:
@@ -148,7 +159,9 @@ def _num_parts(*counts):
     return 1 if any(count % parts for count in counts) else parts
 
 
-def _merged(reduce, first, second):
+def merged(
+    reduce: Callable[[Array, Array], Scalar], first: Total, second: Total
+) -> Total:
     """Two chunks' value, gradient and weight as one: see `Objective.reduce`."""
     values, gradients, weights = zip(first, second, strict=True)
     weights = jnp.stack(weights)

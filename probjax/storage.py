@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.archives import read_arrays
 from probjax.types import PyTree
 
 _FORMAT = "probjax 1"
@@ -48,9 +49,9 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
             records of classes that are not the library's own.
     """
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            header = json.loads(str(file["structure"]))
-            arrays = [file[f"leaf{i}"] for i in range(len(file.files) - 1)]
+        found = read_arrays(path)
+        header = json.loads(str(found["structure"]))
+        arrays = [found[f"leaf{i}"] for i in range(len(found) - 1)]
         if header["format"] != _FORMAT:
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
         return _rebuild(header["tree"], arrays, like)

@@ -30,7 +30,6 @@ from probjax import (
     marginal_log_likelihood,
     random,
     resume,
-    resume_ais,
     reverse_ais,
     sample,
     sample_mean,
@@ -135,20 +134,21 @@ def z_parts(draws):
 
 def partition_functions(found):
     target = (jax.random.key(1), quartic, jnp.array([1.0, 2.0, 0.5]), Gaussian(3))
-    moves = {"sampler": HMC(0.3), "resample_below": 0.9}
+    anneal = partial(
+        ais,
+        *target,
+        sampler=HMC(0.3),
+        num_particles=CHAINS,
+        num_steps=60,
+        pilot=None,
+        resample_below=0.9,
+        callback_every=2,
+    )
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
-        short = ais(
-            *target,
-            num_particles=CHAINS,
-            num_steps=60,
-            pilot=None,
-            callback=lambda _: True,
-            callback_every=2,
-            **moves,
-        )
+        short = anneal(callback=lambda _: True)
         found["first_weights"] = on_host(short.log_weights)
         layout(found, "particles", short.x)
-        annealed = resume_ais(*target, short, **moves)
+        annealed = anneal(callback=lambda _: None)
         assert annealed.particles.num_resampled > 0
         found["long_log_z"] = np.stack([annealed.log_z, annealed.stderr])
         drawn = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))

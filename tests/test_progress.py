@@ -1,5 +1,6 @@
 import io
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 from probjax import MPF, ais, annealing_bar, draws_bar, fit, ising, progress_bar, sample
 from probjax.annealing import Bernoulli, ais_until, marginal_log_likelihood
 from probjax.connectivity import BitFlips
+from probjax.fitting import Progress
 from probjax.progress import rows_bar
 from probjax.samplers import HeatBath, Metropolis
 
@@ -20,7 +22,7 @@ def test_bar_counts_the_steps_and_shows_the_loss(key, capsys):
         MPF(ising.energy),
         start,
         rows,
-        callback=progress_bar(),
+        callback=progress_bar(file=sys.stderr),
         callback_every=2,
     )
     shown = capsys.readouterr().err
@@ -37,7 +39,7 @@ def test_bar_counts_the_draws_and_shows_their_acceptance(key, capsys):
         jnp.zeros((2, 4)),
         sampler=HeatBath(),
         num_draws=5,
-        callback=draws_bar(5),
+        callback=draws_bar(5, file=sys.stderr),
         callback_every=2,
     )
     shown = capsys.readouterr().err
@@ -64,17 +66,45 @@ def annealed(key, **options):
 
 
 def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys):
-    found = annealed(key, callback=annealing_bar(7))
+    found = annealed(key, callback=annealing_bar(7, file=sys.stderr))
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert f"ESS {float(found.ess):.3g} of 50" in shown
 
 
-@pytest.mark.parametrize("stream", [io.StringIO, lambda: None])
-def test_bar_needs_no_terminal(stream, key, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", stream())
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_bar_is_silent_without_a_terminal(stream, key, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream)
     found = annealed(key, callback=annealing_bar(7))
     assert found.log_z == annealed(key).log_z
+    assert stream is None or stream.getvalue() == ""
+
+
+def test_bar_is_drawn_on_a_terminal(key, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    annealed(key, callback=annealing_bar(7))
+    assert "7/7" in terminal.getvalue()
+
+
+def test_bar_tells_compiling_from_running():
+    drawn = io.StringIO()
+    show = progress_bar(1000, file=drawn)
+    assert "compiling" in drawn.getvalue()
+    assert "0/1000" in drawn.getvalue()
+    time.sleep(1.0)
+    told = Progress(0, 100, 1.0, 1.0, None, ())
+    before = len(drawn.getvalue())
+    show(told)
+    assert "compiling" not in drawn.getvalue()[before:]
+    assert "100/1000 [00:00<" in drawn.getvalue()[before:]
+    time.sleep(0.2)
+    before = len(drawn.getvalue())
+    show(told._replace(step=300))
+    # 200 steps in 0.2 s and a little: 1000 a second, and with the first second, 250.
+    rate = float(drawn.getvalue()[before:].partition("step/s")[0].rpartition(" ")[2])
+    assert 400 < rate < 1100
 
 
 def test_bar_follows_runs_that_double(key, capsys):
@@ -90,7 +120,7 @@ def test_bar_follows_runs_that_double(key, capsys):
             num_steps=7,
             most_steps=14,
             pilot=None,
-            callback=annealing_bar(7),
+            callback=annealing_bar(7, file=sys.stderr),
             callback_every=5,
         )
     assert "14/14" in capsys.readouterr().err
@@ -108,7 +138,7 @@ def test_bar_counts_the_rows_and_shows_their_mean(key, capsys):
         num_steps=4,
         chunk_size=1,
         pilot=None,
-        callback=rows_bar(3),
+        callback=rows_bar(3, file=sys.stderr),
         callback_every=3,
     )
     shown = capsys.readouterr().err

@@ -16,6 +16,8 @@ from probjax import (
     BallSteps,
     BitFlips,
     BlockChanges,
+    Blocks,
+    Checkpoint,
     ContinuousPseudoLikelihood,
     ContrastiveDivergence,
     Corrupted,
@@ -159,7 +161,7 @@ DYNAMICS = [
 CHARTS.append(charts.Composed((CHARTS[1], CHARTS[0])))
 RECIPES = [*CONNECTIVITIES, *OBJECTIVES, *CONTINUOUS, *PENALTIES, *CHARTS, *SAMPLERS]
 RECIPES += [*BASES, *WAYS, *DYNAMICS]
-RECIPES.append(random_ising(0, 4))
+RECIPES += [random_ising(0, 4), Blocks(list), Checkpoint("fit.npz", every=10)]
 
 
 def name(recipe):

@@ -2,7 +2,6 @@
 
 from probjax.annealing.ais import ais as ais
 from probjax.annealing.ais import ais_until as ais_until
-from probjax.annealing.ais import resume_ais as resume_ais
 from probjax.annealing.annealed import Annealed as Annealed
 from probjax.annealing.base import Exponential as Exponential
 from probjax.annealing.base import Gaussian as Gaussian

@@ -30,11 +30,12 @@ from typing import Any
 import jax
 
 from probjax.annealing.annealed import Annealed, summed_up
-from probjax.annealing.checks import check_same, check_schedule, check_target
+from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Way
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
+from probjax.checkpoint import NOT_KEPT, Checkpoint, Kept, kept_by
 from probjax.devices import check_even, driver, each
 from probjax.potential import potential
 from probjax.types import (
@@ -66,6 +67,7 @@ def ais(
     resample_below: float | None = None,
     callback: Callable[[Annealed], Any] | None = None,
     callback_every: int = 1000,
+    checkpoint: Checkpoint | None = None,
 ) -> Annealed:
     """Estimate log Z of exp(-energy) by particles that come from a base.
 
@@ -85,61 +87,55 @@ def ais(
             of the particles are effective. None never does. It is the one thing that
             moves particles from device to device.
         callback: called on the host after every `callback_every` distributions with
-            what is known by then, as `annealing_bar(num_steps)`, or to save it; the
-            run ends if it returns True, and `resume_ais` can go on from there.
+            what is known by then, as `annealing_bar(num_steps)`; the run ends if it
+            returns True.
+        checkpoint: where to keep the run between calls back, so that this same call
+            goes on, to the bit, if it was killed or ended early.
     """
     path = Geometric() if path is None else path
+    check_count("num_particles", num_particles)
     plan_key, start_key, run_key = jax.random.split(key, 3)
     if resample_below is not None and not 0 < resample_below <= 1:
         raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
-    plan = planned(
-        plan_key,
-        energy,
-        params,
-        base,
+    keys = jax.random.split(run_key, num_particles)
+
+    def course(plan):
+        return Course(
+            energy, None, False, params, base, path, sampler, plan, resample_below
+        )
+
+    def begin():
+        plan = planned(
+            plan_key,
+            energy,
+            params,
+            base,
+            sampler=sampler,
+            num_particles=num_particles,
+            num_steps=num_steps,
+            betas=betas,
+            path=path,
+            pilot=pilot,
+        )
+        return plan, _start(course(plan), start_key, keys)
+
+    kept = kept_by(
+        checkpoint,
+        "ais",
+        key=key,
+        energy=energy,
+        params=params,
+        base=base,
         sampler=sampler,
         num_particles=num_particles,
         num_steps=num_steps,
         betas=betas,
         path=path,
         pilot=pilot,
+        resample_below=resample_below,
     )
-    course = Course(
-        energy, None, False, params, base, path, sampler, plan, resample_below
-    )
-    keys = jax.random.split(run_key, num_particles)
-    particles = _start(course, start_key, keys)
-    return finish(course, keys, particles, callback, callback_every)
-
-
-@driver
-def resume_ais(
-    key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    base: Base,
-    annealed: Annealed,
-    *,
-    sampler: Sampler,
-    path: Way | None = None,
-    resample_below: float | None = None,
-    callback: Callable[[Annealed], Any] | None = None,
-    callback_every: int = 1000,
-) -> Annealed:
-    """The end of a run that a callback ended, or whose `annealed` it has saved.
-
-    With the arguments of that run it is the same to the bit. Another key, energy, base
-    or path, other params or numbers of the sampler are refused, as the weights so far
-    are not theirs.
-    """
-    path = Geometric() if path is None else path
-    _, start_key, run_key = jax.random.split(key, 3)
-    keys = jax.random.split(run_key, len(annealed.log_weights))
-    course = Course(
-        energy, None, False, params, base, path, sampler, annealed.plan, resample_below
-    )
-    check_same(_start(course, start_key, keys), annealed.particles)
-    return finish(course, keys, annealed.particles, callback, callback_every)
+    plan, particles = kept.begin(begin)
+    return finish(course(plan), keys, particles, callback, callback_every, kept)
 
 
 def ais_until(
@@ -270,16 +266,19 @@ def finish(
     particles: Particles,
     callback: Callable[[Annealed], Any] | None = None,
     every: int = 1000,
+    kept: Kept = NOT_KEPT,
 ) -> Annealed:
-    """Run particles to the end, with the host in between if it is to be called."""
-    if callback is None:
+    """Run particles to the end, with the host in between if it has to do."""
+    if callback is None and kept is NOT_KEPT:
         particles, _ = go_on(course, keys, particles, None)
         return summed_up(course, particles)
     check_count("callback_every", every)
     while True:
         particles, done = go_on(course, keys, particles, every)
         annealed = summed_up(course, particles)
-        if callback(annealed) or done:
+        ended = bool(callback is not None and callback(annealed)) or done
+        kept.keep((course.plan, particles), last=ended)
+        if ended:
             return annealed
 
 

@@ -4,10 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from probjax.annealing.course import Particles
 from probjax.annealing.path import check_betas
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.following import is_tunable
@@ -20,7 +17,6 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
-    is_concrete,
 )
 
 
@@ -85,27 +81,6 @@ def _continuous(base: Base, sampler: Sampler, few: State) -> State:
         ) from error
 
 
-def check_same(begun: Particles, kept: Particles) -> None:
-    """Refuse to go on with particles other than those that began as `begun` did."""
-    if not is_concrete((begun, kept)):
-        return
-    same = (
-        _form(begun) == _form(kept)
-        and bool(_is_close(begun.halfway, kept.halfway))
-        and all(map(np.array_equal, begun.knobs, kept.knobs))
-    )
-    if not same:
-        raise ValueError(
-            "a run can only be resumed with its own key, energy, params, base, path "
-            "and sampler: with others, begin anew with ais"
-        )
-
-
-@jax.jit
-def _is_close(first, second):
-    return jnp.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True)
-
-
 def unending(
     name: str, callback: Callable[[Any], Any] | None
 ) -> Callable[[Any], None] | None:
@@ -121,11 +96,6 @@ def unending(
             )
 
     return call
-
-
-def _form(particles):
-    leaves, form = jax.tree.flatten(particles)
-    return form, [np.shape(leaf) for leaf in leaves]
 
 
 def _named(sampler):

@@ -51,10 +51,6 @@ class Particles(NamedTuple):
     """Acceptances, summed."""
     step: Array
     """The number of the distribution that they are to be moved at next."""
-    halfway: Float[Array, " particle"]
-    """The energies at b = 1/2 where each began, by which a run is known again."""
-    knobs: tuple[Array, ...]
-    """The sampler's numbers, likewise."""
 
 
 @recipe
@@ -89,10 +85,9 @@ class Course:
             first = self.path.first(self.energy, params, self.base, x)
             first = jnp.zeros((), kind) if self.backwards else first.astype(kind)
             fall = self._fall(params, state, betas[0], betas[1])
-            halfway = self._model(params, jnp.asarray(0.5, kind))(x)
-            return state, _no_nan(first + fall), halfway
+            return state, _no_nan(first + fall)
 
-        state, log_weight, halfway = each(one, (0, self.axes, 0))(keys, self.params, x)
+        state, log_weight = each(one, (0, self.axes, 0))(keys, self.params, x)
         return Particles(
             state,
             log_weight,
@@ -102,8 +97,6 @@ class Course:
             num_resampled=jnp.zeros((), int),
             accept=jnp.zeros(NUM_BINS, kind),
             step=jnp.ones((), int),
-            halfway=halfway,
-            knobs=tuple(map(jnp.asarray, jax.tree.leaves(self.sampler))),
         )
 
     def run(

@@ -181,5 +181,5 @@ def _check_finished(annealed):
     step, last = int(annealed.particles.step), len(annealed.plan.betas) - 1
     if step < last:
         raise ValueError(
-            f"annealed ended at {step} of {last} distributions: resume_ais goes on"
+            f"annealed ended at {step} of {last} distributions: run it to its end"
         )

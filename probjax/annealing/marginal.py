@@ -19,12 +19,13 @@ import jax.numpy as jnp
 from probjax.annealing.ais import go_on, prepared
 from probjax.annealing.annealed import estimate
 from probjax.annealing.checks import check_schedule, check_target, unending
-from probjax.annealing.course import Course
+from probjax.annealing.course import Course, Particles
 from probjax.annealing.evaluate import Estimate, shares_of
 from probjax.annealing.path import Geometric
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.plan import make_plan
+from probjax.annealing.plan import Plan, make_plan
 from probjax.batches import take
+from probjax.checkpoint import Checkpoint, Kept, kept_by
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import driver, each, num_devices
 from probjax.potential import Conditioned
@@ -73,6 +74,7 @@ def marginal_log_likelihood(
     chunk_size: int | None = None,
     callback: Callable[[RowsDone], Any] | None = None,
     callback_every: int = 1000,
+    checkpoint: Checkpoint | None = None,
 ) -> Estimate:
     """The mean of log p(x) over rows, latents integrated out row by row.
 
@@ -88,6 +90,8 @@ def marginal_log_likelihood(
         callback: called on the host after every `callback_every` distributions of a
             chunk, and at its end, as `rows_bar(num_rows)`. It must not return True:
             there is no mean of some of the rows.
+        checkpoint: where to keep the run between calls back, so that this same call
+            goes on, to the bit, if it was killed.
     """
     callback = unending("marginal_log_likelihood", callback)
     check_count("callback_every", callback_every)
@@ -102,30 +106,49 @@ def marginal_log_likelihood(
     energy, rows = Conditioned(joint), num_rows(data)
     check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
     chosen = jnp.arange(PILOT_GROUPS) * rows // PILOT_GROUPS
-    plan = make_plan(
-        plan_key,
-        energy,
-        (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),
-        base,
-        (None, 0),
-        num_groups=PILOT_GROUPS,
-        pilot=pilot,
-        path=Geometric(),
-        sampler=sampler,
-        num_particles=PILOT_GROUPS * PILOT_PARTICLES,
-        num_steps=num_steps,
-        betas=check_schedule(betas, num_steps),
-    )
+    betas = check_schedule(betas, num_steps)
+    # As many on every device; more than there are rows is filled up.
+    size = -(-min(chunk_size * num_devices(), rows) // num_devices()) * num_devices()
 
-    def course(numbers):
+    def planned():
+        return make_plan(
+            plan_key,
+            energy,
+            (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),
+            base,
+            (None, 0),
+            num_groups=PILOT_GROUPS,
+            pilot=pilot,
+            path=Geometric(),
+            sampler=sampler,
+            num_particles=PILOT_GROUPS * PILOT_PARTICLES,
+            num_steps=num_steps,
+            betas=betas,
+        )
+
+    def course(plan, numbers):
         given = (params, _taken(data.x, jnp.repeat(numbers, num_particles)))
         path = Geometric()
         return Course(energy, (None, 0), False, given, base, path, sampler, plan, None)
 
-    every = None if callback is None else callback_every
-    # As many on every device; more than there are rows is filled up.
-    size = -(-min(chunk_size * num_devices(), rows) // num_devices()) * num_devices()
-    found = _in_chunks(run_key, course, rows, size, num_particles, callback, every)
+    kept = kept_by(
+        checkpoint,
+        "marginal_log_likelihood",
+        key=key,
+        joint=joint,
+        params=params,
+        base=base,
+        data=data,
+        sampler=sampler,
+        num_particles=num_particles,
+        num_steps=num_steps,
+        betas=betas,
+        pilot=pilot,
+        chunk_size=size,
+    )
+    every = None if callback is None and checkpoint is None else callback_every
+    chunks = _Chunks(run_key, course, rows, size, num_particles)
+    found = _in_chunks(chunks, planned, callback, every, kept)
     value = jnp.average(found.log_z, weights=data.weights)
     errors = shares_of(data.weights, rows) * found.stderr
     stderr = jnp.sqrt(jnp.sum(errors**2))
@@ -149,31 +172,76 @@ class _Rows(NamedTuple):
     ess: Array
 
 
-def _in_chunks(key, course, rows, size, num_particles, callback, every) -> _Rows:
-    parts = []
-    for first in range(0, rows, size):
-        # The last chunk is filled up with its last row, so that one program serves all.
-        numbers = jnp.minimum(first + jnp.arange(size), rows - 1)
-        now = course(numbers)
-        keys, particles = _begin(now, key, numbers, num_particles)
-        done = False
-        while not done:
-            particles, done = go_on(now, keys, particles, every)
-            if done:
-                parts.append(_rows_of(now, particles, num_particles))
-            if callback is not None:
-                share = 1 if done else int(particles.step) / len(now.plan.betas)
-                callback(_told(parts, first, min(first + size, rows), share, rows))
-    return _joined(parts, rows)
+class _Chunks(NamedTuple):
+    """What a run is of, chunk after chunk of its rows."""
+
+    key: PRNGKeyArray
+    course: Callable[[Plan, Array], Course]
+    num_rows: int
+    size: int
+    num_particles: int
+
+    def begin(self, plan: Plan, first: int) -> tuple[PRNGKeyArray, Particles]:
+        numbers = self.numbers(first)
+        return _begin(self.course(plan, numbers), self.key, numbers, self.num_particles)
+
+    def numbers(self, first: int) -> Array:
+        """The rows of a chunk, filled up with the last so that one program serves."""
+        return jnp.minimum(first + jnp.arange(self.size), self.num_rows - 1)
 
 
-def _told(parts, first, last, share, rows):
-    per_row = _joined(parts, rows).log_z if parts else jnp.zeros(0)
-    return RowsDone(rows, first + share * (last - first), per_row)
+class _Way(NamedTuple):
+    """How far a run is."""
+
+    plan: Plan
+    first: int
+    """The number of the first row of those on their way."""
+    keys: PRNGKeyArray
+    particles: Particles
+    found: _Rows
+    """What is known of all rows, zero for those that are not done."""
 
 
-def _joined(parts, rows):
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:rows], *parts)
+def _in_chunks(
+    chunks: _Chunks,
+    planned: Callable[[], Plan],
+    callback: Callable[[RowsDone], Any] | None,
+    every: int | None,
+    kept: Kept,
+) -> _Rows:
+    rows, size = chunks.num_rows, chunks.size
+
+    def begin():
+        plan = planned()
+        keys, particles = chunks.begin(plan, 0)
+        of_chunk = partial(_rows_of, num_particles=chunks.num_particles)
+        course = chunks.course(plan, chunks.numbers(0))
+        shapes = jax.eval_shape(of_chunk, course, particles)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(rows, leaf.dtype), shapes)
+        return _Way(plan, 0, keys, particles, blank)
+
+    way = kept.begin(begin)
+    while (first := int(way.first)) < rows:
+        now = chunks.course(way.plan, chunks.numbers(first))
+        last = min(first + size, rows)
+        particles, done = go_on(now, way.keys, way.particles, every)
+        way = way._replace(particles=particles)
+        share = 1 if done else int(particles.step) / len(now.plan.betas)
+        if done:
+            new = _rows_of(now, particles, chunks.num_particles)
+            put = partial(_put, first=first, last=last)
+            found = jax.tree.map(put, way.found, new)
+            keys, particles = chunks.begin(way.plan, last) if last < rows else way[2:4]
+            way = _Way(way.plan, last, keys, particles, found)
+        if callback is not None:
+            told = way.found.log_z[: last if done else first]
+            callback(RowsDone(rows, first + share * (last - first), told))
+        kept.keep(way, last=last == rows and done)
+    return way.found
+
+
+def _put(known: Array, new: Array, *, first: int, last: int) -> Array:
+    return known.at[first:last].set(new[: last - first])
 
 
 def _row(x: State, number: int) -> State:
@@ -195,7 +263,7 @@ def _begin(course, key, numbers, num_particles):
     return keys, course.start(keys, x)
 
 
-@partial(jax.jit, static_argnums=2)
+@partial(jax.jit, static_argnames="num_particles")
 def _rows_of(course, particles, num_particles):
     log_weights = (particles.log_weight + particles.lost).reshape(-1, num_particles)
     none = jnp.arange(num_particles)

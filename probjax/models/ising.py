@@ -299,8 +299,17 @@ def centred(data: ArrayLike | Data) -> Centred:
     data = as_data(data)
     x = binary(data.x)
     mean = mean_of_observed(data._replace(x=x))
-    total = len(x) if data.weights is None else data.weights.sum()
-    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / total)))
+    return centred_at(mean, len(x) if data.weights is None else data.weights.sum())
+
+
+def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> Centred:
+    """The chart of `centred`, by what is known of the data.
+
+    Args:
+        mean: of every unit, as `blocks.moments` finds it of rows that do not fit.
+        weight: of all rows; without weights, their number.
+    """
+    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / weight)))
 
 
 def _pair_matrix(params):

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.checkpoint import NOT_KEPT, Checkpoint, kept_by
 from probjax.data import num_rows
 from probjax.devices import driver, each
 from probjax.potential import Potential, check_energy, potential
+from probjax.samplers.pieces import Adding, Pieces, room_for
 from probjax.types import (
     Array,
     Data,
@@ -89,6 +91,7 @@ def sample(
     thin: int = 1,
     callback: Callable[[Draws], Any] | None = None,
     callback_every: int = 100,
+    checkpoint: Checkpoint | None = None,
 ) -> Draws:
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
@@ -100,13 +103,27 @@ def sample(
         thin: steps from one state that is kept to the next.
         callback: called on the host with the last `callback_every` draws, as
             `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
+        checkpoint: where to keep the run between calls back, draws and all, so that
+            this same call goes on, to the bit, if it was killed.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    states, step = _begin(key, energy, params, x, sampler, num_warmup)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
-    if callback is None:
+    if callback is None and checkpoint is None:
+        states, step = _begin(key, energy, params, x, sampler, num_warmup)
         return go_on(num_draws, states, step)
-    return _in_chunks(go_on, states, step, num_draws, callback, callback_every)
+    asked = dict(key=key, energy=energy, params=params, x=x, sampler=sampler)
+    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
+    kept = kept_by(checkpoint, "sample", **asked)
+    warm = partial(_warm, key, energy, params, sampler)
+
+    def begin():
+        states, step = _begin(key, energy, params, x, sampler, 0)
+        return room_for(num_draws, go_on, states, step)
+
+    pieces = Pieces("sample", callback, callback_every, kept)
+    now = pieces.begin(begin)
+    now = pieces.warmed(warm, now, num_warmup)
+    return Draws(*pieces.drawn(go_on, now, num_draws))
 
 
 @driver
@@ -134,8 +151,9 @@ def resume(
     go_on = partial(_go_on, key, energy, params, sampler, thin)
     if callback is None:
         return go_on(num_draws, draws.state, draws.step)
-    every = callback_every
-    return _in_chunks(go_on, draws.state, draws.step, num_draws, callback, every)
+    pieces = Pieces("resume", callback, callback_every, NOT_KEPT)
+    now = room_for(num_draws, go_on, draws.state, draws.step)
+    return Draws(*pieces.drawn(go_on, now, num_draws))
 
 
 @driver
@@ -152,6 +170,7 @@ def sample_mean(
     thin: int = 1,
     callback: Callable[[Means], Any] | None = None,
     callback_every: int = 1000,
+    checkpoint: Checkpoint | None = None,
 ) -> Means:
     """The mean of a statistic along the chains, without keeping their states.
 
@@ -159,14 +178,30 @@ def sample_mean(
         statistic: a function of one state, module-level as an energy is.
         callback: called on the host after every `callback_every` draws with the means
             so far; the run ends if it returns True.
+        checkpoint: where to keep the run between calls back, so that this same call
+            goes on, to the bit, if it was killed.
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    states, step = _begin(key, energy, params, x, sampler, num_warmup)
-    running = _nothing(energy, params, sampler, statistic, states)
     add = partial(_add, key, energy, params, sampler, statistic, thin)
-    return _mean_in_chunks(
-        add, running, states, step, num_draws, callback, callback_every
-    )
+    if callback is None and checkpoint is None:
+        states, step = _begin(key, energy, params, x, sampler, num_warmup)
+        running = _nothing(energy, params, sampler, statistic, states)
+        return _over_chains(*add(num_draws, running, states, step))
+    asked = dict(key=key, energy=energy, params=params, x=x, statistic=statistic)
+    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
+    kept = kept_by(checkpoint, "sample_mean", sampler=sampler, **asked)
+    warm = partial(_warm, key, energy, params, sampler)
+
+    def begin():
+        states, step = _begin(key, energy, params, x, sampler, 0)
+        return Adding(
+            _nothing(energy, params, sampler, statistic, states), states, step
+        )
+
+    pieces = Pieces("sample_mean", callback, callback_every, kept)
+    now = pieces.begin(begin)
+    now = pieces.warmed(warm, now, num_warmup)
+    return pieces.added(add, _over_chains, now, num_draws)
 
 
 @driver
@@ -188,8 +223,12 @@ def resume_mean(
     check_count("thin", thin)
     _check_same(energy, params, means.state)
     add = partial(_add, key, energy, params, sampler, statistic, thin)
-    start = (means.running, means.state, means.step)
-    return _mean_in_chunks(add, *start, num_draws, callback, callback_every)
+    now = Adding(means.running, means.state, means.step)
+    if callback is None:
+        return _over_chains(*add(num_draws, *now))
+    pieces = Pieces("resume_mean", callback, callback_every, NOT_KEPT)
+    total = int(means.running.num_draws) + num_draws
+    return pieces.added(add, _over_chains, now, total)
 
 
 def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
@@ -310,36 +349,11 @@ def _drawn(chains, states, step, num_draws, thin):
     return Draws(draws, info, states, step + num_draws * thin)
 
 
-def _in_chunks(go_on, states, step, num_draws, callback, every):
-    """Draws a few at a time, with the host in between."""
-    check_count("callback_every", every)
-    if not is_concrete((states, step)):
-        raise ValueError("sample inside jit or vmap cannot call back")
-    parts, made = [], 0
-    while made < num_draws:
-        part = go_on(min(every, num_draws - made), states, step)
-        made += len(jax.tree.leaves(part.x)[0][0])
-        states, step = part.state, part.step
-        parts.append((part.x, part.info))
-        if callback(part):
-            break
-    x, info = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)
-    return Draws(x, info, states, step)
-
-
-def _mean_in_chunks(add, running, states, step, num_draws, callback, every):
-    every = num_draws if callback is None else every
-    check_count("callback_every", every)
-    if callback is not None and not is_concrete((states, step)):
-        raise ValueError("sample_mean inside jit or vmap cannot call back")
-    made = 0
-    while True:
-        count = min(every, num_draws - made)
-        running, states, step = add(count, running, states, step)
-        made += count
-        means = _over_chains(running, states, step)
-        if (callback is not None and callback(means)) or made == num_draws:
-            return means
+@partial(jax.jit, static_argnums=1)
+def _warm(key, energy, params, sampler, states, step, count):
+    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
+    chains = _Chains(keys, sampler, potential(energy, params))
+    return chains.advance(states, count, step)[0], step + count
 
 
 @partial(jax.jit, static_argnums=(0, 3))

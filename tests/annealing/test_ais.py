@@ -5,16 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annealing_models import GAUSSIAN, PARAMS, SPINS, crooked, crooked_log_z
+from annealing_models import GAUSSIAN, PARAMS, crooked, crooked_log_z
 
 from probjax import (
     HMC,
+    Checkpoint,
     GaussianSteps,
     HeatBath,
     Metropolis,
     experts,
-    ising,
-    storage,
 )
 from probjax.annealing import (
     Bernoulli,
@@ -25,15 +24,13 @@ from probjax.annealing import (
     ais_until,
     linear,
     log_likelihood,
-    resume_ais,
-    reverse_ais,
 )
 from probjax.connectivity import BallSteps, BitFlips, SiteChanges
 from probjax.samplers import ColourGibbs, LookAheadHMC, Tempered
 
 
 @pytest.mark.parametrize("below", [None, 0.95], ids=["plain", "resampled"])
-def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(below, key, tmp_path):
+def test_a_run_that_ended_goes_on_from_its_checkpoint_to_the_bit(below, key, tmp_path):
     run = partial(
         ais,
         key,
@@ -46,93 +43,19 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(below, key, tm
         resample_below=below,
     )
     whole = run()
-    path = tmp_path / "annealed.npz"
+    kept = partial(run, checkpoint=Checkpoint(tmp_path / "ais.npz"), callback_every=10)
 
-    def save_and_end(annealed):
-        storage.save(path, annealed)
+    def end(annealed):
         return int(annealed.particles.step) > 30
 
-    partly = run(callback=save_and_end, callback_every=10)
+    partly = kept(callback=end)
     assert partly.describe().startswith("ended at 31 of 60 distributions")
-    with pytest.raises(ValueError, match="ended at 31 of 60 distributions: resume_ais"):
+    with pytest.raises(ValueError, match="ended at 31 of 60 distributions: run it"):
         log_likelihood(crooked, PARAMS, jnp.zeros((3, 2)), partly)
-    rest = resume_ais(
-        key,
-        crooked,
-        PARAMS,
-        GAUSSIAN,
-        storage.load(path),
-        sampler=HMC(0.6),
-        resample_below=below,
-    )
+    rest = kept()
     if below is not None:
         assert 0 < partly.particles.num_resampled < rest.particles.num_resampled
     chex.assert_trees_all_equal(rest, whole)
-
-
-def ended_early(key, energy, params, base, **options):
-    def end(annealed):
-        return True
-
-    run = partial(ais, num_particles=20, num_steps=20, pilot=None)
-    return run(key, energy, params, base, callback=end, callback_every=5, **options)
-
-
-def other_crooked(params, x):
-    return crooked(params, x) + x[1] ** 2
-
-
-def test_a_run_is_resumed_only_with_what_it_began_with(key):
-    partly = ended_early(key, crooked, PARAMS, GAUSSIAN, sampler=HMC(0.6))
-    own = dict(
-        key=key,
-        energy=crooked,
-        params=PARAMS,
-        base=GAUSSIAN,
-        annealed=partly,
-        sampler=HMC(0.6),
-    )
-    resume_ais(**own)
-    for other in [
-        dict(key=jax.random.key(1)),
-        dict(energy=other_crooked),
-        dict(params=(jnp.asarray(0.9), jnp.asarray(0.5))),
-        dict(base=Gaussian(2)),
-        dict(sampler=HMC(0.5)),
-        dict(sampler=Metropolis(GaussianSteps(0.1, num_draws=1))),
-        dict(path=Straight((jnp.ones(()), jnp.zeros(())))),
-    ]:
-        with pytest.raises(ValueError, match="only be resumed with its own key, energ"):
-            resume_ais(**own | other)
-
-
-def test_a_run_that_keeps_no_energies_is_known_again_too(key):
-    base = Bernoulli(4)
-    partly = ended_early(key, ising.energy, SPINS, base, sampler=HeatBath())
-    resume = partial(resume_ais, key, ising.energy, annealed=partly, sampler=HeatBath())
-    resume(params=SPINS, base=base)
-    warmer = jax.tree.map(lambda leaf: 0.9 * leaf, SPINS)
-    with pytest.raises(ValueError, match="only be resumed with its own"):
-        resume(params=warmer, base=base)
-    with pytest.raises(ValueError, match="only be resumed with its own"):
-        resume(params=SPINS, base=Bernoulli(4, 0.3))
-
-
-def test_what_went_back_is_not_resumed_as_if_it_had_come(key):
-    x = jax.random.normal(key, (20, 2))
-    args = (key, crooked, PARAMS, GAUSSIAN)
-    options = dict(sampler=HMC(0.6))
-    partly = reverse_ais(
-        *args,
-        x,
-        num_steps=20,
-        callback=lambda annealed: True,
-        callback_every=5,
-        **options,
-    )
-    assert partly.describe().startswith("ended at 6 of 20 distributions")
-    with pytest.raises(ValueError, match="only be resumed with its own"):
-        resume_ais(*args, partly, **options)
 
 
 def test_work_doubles_until_the_error_is_small(key):

@@ -1,0 +1,236 @@
+"""Rows that are read a block at a time are the same rows."""
+
+from itertools import islice
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import counted_states, random_ising
+
+from probjax import (
+    Blocks,
+    Data,
+    HeatBath,
+    L1,
+    L2,
+    MPF,
+    MaximumLikelihood,
+    PersistentDivergence,
+    PersistentMPF,
+    PseudoLikelihood,
+    RandomFlips,
+    Sparse,
+    blocks,
+    energy_scores,
+    fit,
+    ising,
+    natural_gradient,
+    rbm,
+)
+from probjax.blocks import survey
+from probjax.passes import _batches
+from probjax.rounds import Plan
+
+ADAM = optax.adam(0.02)
+
+
+def drawn(rows=300, size=5):
+    """Rows that an optimum far from zero belongs to."""
+    x = np.random.default_rng(0).random((rows, size)) < 0.4
+    x[: rows // 2, 0] |= x[: rows // 2, 3]
+    return x.astype(np.uint8)
+
+
+def packed(tmp_path, rows):
+    path = tmp_path / "bits.npy"
+    np.save(path, np.packbits(rows, axis=1))
+    return path
+
+
+def assert_same_fit(found, whole):
+    assert len(found.losses) == len(whole.losses)
+    assert found.converged == whole.converged
+    np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-10)
+    chex.assert_trees_all_close(found.params, whole.params, atol=1e-7)
+
+
+def test_packed_bits_on_disk_are_fitted_as_rows_in_memory(x64, key, tmp_path):
+    rows = drawn()
+    source = blocks.from_file(
+        packed(tmp_path, rows), rows_per_block=70, decode=blocks.PackedBits(5)
+    )
+    start, objective = random_ising(0, 5), MPF(ising.energy)
+    whole = fit(key, objective, start, rows, chart=ising.centred(rows))
+    chart = ising.centred_at(*blocks.moments(source))
+    found = fit(key, objective, start, source, chart=chart)
+    assert found.converged
+    assert_same_fit(found, whole)
+
+
+def test_a_penalty_that_is_not_smooth_takes_the_same_way(x64, key, tmp_path):
+    rows = drawn()
+    source = blocks.from_array(rows, rows_per_block=110)
+    start, objective = random_ising(0, 5), PseudoLikelihood(ising.energy)
+    whole = fit(key, objective, start, rows, penalty=L1(0.02))
+    found = fit(key, objective, start, source, penalty=L1(0.02))
+    assert_same_fit(found, whole)
+    assert jnp.sum(found.params.coupling == 0) > 0
+
+
+def test_weights_rest_stop_and_callback_are_those_of_rows_in_memory(x64, key):
+    x, weights, _ = counted_states(4)
+
+    def read():
+        yield Data(x[:7], weights[:7])
+        yield Data(x[7:8], np.zeros(1))
+        yield Data(x[8:], weights[8:])
+
+    weights[7] = 0
+    told = []
+    options = dict(penalty=L2(0.01), stop=after_five, callback_every=2)
+    objective, start = MaximumLikelihood(ising.energy), random_ising(0, 4)
+    whole = fit(key, objective, start, Data(x, weights), **options)
+    source = Blocks(read, rows_per_block=8)
+    found = fit(key, objective, start, source, callback=told.append, **options)
+    assert_same_fit(found, whole)
+    assert [int(progress.step) for progress in told] == [2, 4, 5]
+    mean, weight = blocks.moments(source)
+    np.testing.assert_allclose(mean, np.average(x, 0, weights))
+    assert weight == weights.sum()
+
+
+def after_five(progress, data):
+    return progress.step >= 5
+
+
+def test_particles_that_no_row_owns_are_carried_along(key):
+    objective = PersistentDivergence(ising.energy, HeatBath(), 50)
+    source = blocks.from_array(drawn(), rows_per_block=100)
+    options = dict(optimizer=ADAM, num_rounds=3, steps_per_round=1)
+    found = fit(key, objective, random_ising(0, 5), source, **options)
+    assert found.context.shared.x.shape == (50, 5)
+    assert found.context.shared.age > 0
+
+
+def test_minibatches_of_blocks_lead_to_the_minimum(key):
+    rows, start = drawn(), random_ising(0, 5)
+    source = blocks.from_array(rows, rows_per_block=110)
+    objective = PseudoLikelihood(ising.energy)
+    best = fit(key, objective, start, rows)
+    options = dict(optimizer=ADAM, steps_per_round=1500, batch_size=25)
+    found = fit(key, objective, start, source, **options)
+    assert len(found.losses) == 1500
+    assert not found.converged
+    settled = np.asarray(found.losses[-500:])
+    spread = settled.std(ddof=1) / len(settled) ** 0.5
+    assert abs(settled.mean() - best.loss) < 5 * spread + 0.02
+
+
+def test_a_pass_of_minibatches_deals_every_row_and_no_pass_is_like_another(key):
+    numbered = np.arange(130)[:, None] >> np.arange(8) & 1
+    # Of the last block's 30 rows, those 20 are dealt that come first.
+    source = blocks.from_array(numbered.astype(np.uint8), rows_per_block=100)
+    batches = list(dealt(key, source, 0, 12))
+    numbers = [batch @ 2 ** np.arange(8) for batch in batches]
+    assert sorted(np.concatenate(numbers[:5])) == list(range(100))
+    assert set(numbers[5]) <= set(range(100, 130))
+    assert len(set(numbers[5])) == 20
+    assert sorted(np.concatenate(numbers[6:11])) == list(range(100))
+    assert not np.array_equal(numbers[0], numbers[6])
+    for done in (1, 5, 6, 8):
+        later = list(dealt(key, source, done, 12 - done))
+        np.testing.assert_array_equal(later, batches[done:])
+
+
+def dealt(key, source, done, count):
+    objective, start = PseudoLikelihood(ising.energy), random_ising(0, 8)
+    known = survey(source, objective, start)
+    plan = Plan(objective, None, None, 0.0, None, None, 1, 1, 20, 100)
+    for block, order, place in islice(_batches(plan, key, known, done), count):
+        yield np.asarray(block.x)[np.asarray(order)[place * 20 : (place + 1) * 20]]
+
+
+def fit_blocks(source, objective=None, **options):
+    objective = MPF(ising.energy) if objective is None else objective
+    return fit(jax.random.key(0), objective, random_ising(0, 5), source, **options)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        MPF(ising.energy, connectivity=RandomFlips(2)),
+        MPF(ising.energy, exclude_data=True),
+        PersistentMPF(ising.energy, sampler=HeatBath()),
+    ],
+    ids=["drawn moves", "exclude_data", "energies"],
+)
+def test_objectives_that_keep_something_for_every_row_are_refused(objective):
+    with pytest.raises(ValueError, match="keeps something for every row"):
+        fit_blocks(blocks.from_array(drawn()), objective)
+
+
+def test_functions_of_all_rows_together_are_refused():
+    objective = Sparse(MPF(rbm.energy), rbm.hidden_log_odds, target=0.1, strength=1.0)
+    start = rbm.init(jax.random.key(0), 5, 2)
+    with pytest.raises(ValueError, match="Sparse adds a function of all rows together"):
+        fit(jax.random.key(0), objective, start, blocks.from_array(drawn()))
+
+
+def test_optimizers_that_need_all_rows_at_once_are_refused():
+    source = blocks.from_array(drawn(), rows_per_block=200)
+    with pytest.raises(ValueError, match="searches along lines needs all rows"):
+        fit_blocks(source, optimizer=optax.lbfgs())
+    with pytest.raises(ValueError, match="natural_gradient needs parameters and rows"):
+        fit_blocks(source, optimizer=natural_gradient(energy_scores(ising.energy)))
+    with pytest.raises(ValueError, match="from 1 to the 200 rows of a block, got 201"):
+        fit_blocks(source, optimizer=ADAM, batch_size=201)
+
+
+def test_bad_blocks_are_refused_wherever_they_are():
+    good, spins = drawn(10), 2.0 * drawn(10) - 1
+    holes = np.where(drawn(10) > 0, np.nan, 0)
+    for second, message in {
+        "spins": (spins, "convert them with ising.bits"),
+        "holes": (holes, "data must be finite"),
+        "long": (drawn(11), "from 1 to rows_per_block=10 rows, got 11"),
+        "empty": (good[:0], "from 1 to rows_per_block=10 rows, got 0"),
+        "scalar": (np.ones(()), "arrays with a leading axis of rows"),
+        "uneven": ((good, good[:3]), r"must have the same rows, got \[3, 10\]"),
+        "weights": (Data(good, -np.ones(10)), "weights must not be negative"),
+        "mask": (Data(good, mask=good > 0), "rows on disk must be complete"),
+    }.values():
+        with pytest.raises(ValueError, match=message):
+            fit_blocks(Blocks(lambda second=second: [good, second], rows_per_block=10))
+    with pytest.raises(ValueError, match="must have rows of weight, got 0 blocks"):
+        fit_blocks(Blocks(list))
+    with pytest.raises(ValueError, match="must not be empty, got no blocks"):
+        blocks.moments(Blocks(list))
+
+
+def test_passes_that_are_not_alike_are_refused():
+    with pytest.raises(ValueError, match="that begins a new pass .* got a generator"):
+        Blocks(iter_once(drawn()))
+    spent = iter_once(drawn())
+    with pytest.raises(ValueError, match="every pass must read the same 3 blocks"):
+        fit_blocks(Blocks(lambda: spent, rows_per_block=100))
+    lengths = iter([2, 3, 3])
+    with pytest.raises(ValueError, match="differed at block 2"):
+        fit_blocks(Blocks(lambda: [drawn(20)] * next(lengths), rows_per_block=20))
+
+
+def iter_once(rows):
+    yield from np.split(rows, 3)
+
+
+def test_packed_rows_of_another_width_are_refused():
+    with pytest.raises(ValueError, match="5 packed bits are 1 bytes, uint8, got"):
+        fit_blocks(
+            blocks.from_array(drawn(9), rows_per_block=9, decode=blocks.PackedBits(5))
+        )
+    with pytest.raises(ValueError, match="one entry for each of 9 rows"):
+        blocks.from_array(drawn(9), weights=np.ones(8))
+    with pytest.raises(ValueError, match="rows_per_block must be an integer"):
+        blocks.from_array(drawn(9), rows_per_block=0)

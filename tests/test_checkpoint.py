@@ -1,0 +1,394 @@
+"""Runs that were cut anywhere end as if they had not been."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import plain_energy, random_ising
+
+from probjax import (
+    EM,
+    HMC,
+    L2,
+    MPF,
+    Checkpoint,
+    Gaussian,
+    HeatBath,
+    PersistentMPF,
+    ais,
+    annealing,
+    blocks,
+    fit,
+    ising,
+    linear,
+    marginal_log_likelihood,
+    sample,
+    sample_mean,
+    storage,
+)
+from probjax.digest import digest
+
+TESTS = Path(__file__).parent
+ADAM = optax.adam(0.02)
+
+
+class KilledError(Exception):
+    pass
+
+
+def quartic(params, x):
+    return params * jnp.sum(x**4) / 4 + x[0] * x[1] / 2
+
+
+def square(x):
+    return x**2
+
+
+def seen_with_noise(params, x, a):
+    return params * jnp.sum((x - a) ** 2) + jnp.sum(a**2) / 2
+
+
+def bits(key, rows=60):
+    return jax.random.bernoulli(key, 0.4, (rows, 4)).astype(float)
+
+
+def counted(run):
+    """The outcome of a run, and in how many pieces it came to it."""
+    pieces = []
+    found = run(callback=pieces.append)
+    return found, len(pieces)
+
+
+def cut(run, path, pieces):
+    """The same of a run that dies after so many pieces and is begun again."""
+    kept = partial(run, checkpoint=Checkpoint(path, every=0.0))
+    left = iter(range(pieces))
+
+    def callback(_):
+        if next(left, None) is None:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        kept(callback=callback)
+    found, others = counted(kept)
+    return found, pieces + others
+
+
+def fits(key):
+    rows = jax.random.normal(key, (50, 2))
+    start = linear.init(key, 2, 2, noise=0.5)
+    packed = np.packbits(np.asarray(bits(key), np.uint8), axis=1)
+    source = blocks.from_array(packed, rows_per_block=25, decode=blocks.PackedBits(4))
+    em = EM(linear.gaussian, base=Gaussian(2), sampler=HMC(0.3), num_moves=2)
+    persistent = PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=20)
+    return {
+        "L-BFGS": partial(
+            fit, key, MPF(ising.energy), random_ising(0, 4), bits(key), callback_every=3
+        ),
+        "EM in minibatches": partial(
+            fit,
+            key,
+            em,
+            start,
+            rows,
+            optimizer=ADAM,
+            batch_size=20,
+            num_rounds=4,
+            steps_per_round=3,
+            callback_every=2,
+        ),
+        "persistent rounds": partial(
+            fit,
+            key,
+            persistent,
+            random_ising(0, 4),
+            bits(key),
+            num_rounds=5,
+            steps_per_round=2,
+            callback_every=1,
+        ),
+        "blocks": partial(
+            fit,
+            key,
+            MPF(ising.energy),
+            random_ising(0, 4),
+            source,
+            penalty=L2(0.01),
+            callback_every=3,
+        ),
+        "blocks in minibatches": partial(
+            fit,
+            key,
+            MPF(ising.energy),
+            random_ising(0, 4),
+            source,
+            optimizer=ADAM,
+            batch_size=10,
+            steps_per_round=17,
+            callback_every=3,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", fits(jax.random.key(0)))
+def test_a_fit_that_was_cut_ends_as_if_it_had_not_been(name, key, tmp_path):
+    run = fits(key)[name]
+    whole, pieces = counted(run)
+    path = tmp_path / "cut.npz"
+    found, those_kept = cut(run, path, pieces=2)
+    chex.assert_trees_all_equal(found, whole)
+    assert those_kept == pieces
+    written = path.stat().st_mtime_ns
+    again = run(checkpoint=Checkpoint(path))
+    chex.assert_trees_all_equal(again, whole)
+    assert path.stat().st_mtime_ns > written
+
+
+def chains(key):
+    start = jax.random.normal(key, (3, 2))
+    common = dict(sampler=HMC(0.5), num_draws=7, num_warmup=5, thin=2, callback_every=2)
+    return {
+        "sample": partial(sample, key, quartic, 1.0, start, **common),
+        "sample_mean": partial(
+            sample_mean, key, quartic, 1.0, start, statistic=square, **common
+        ),
+        "ais": partial(
+            ais,
+            key,
+            quartic,
+            1.0,
+            Gaussian(2),
+            sampler=HMC(0.5),
+            num_particles=20,
+            num_steps=30,
+            resample_below=0.95,
+            callback_every=7,
+        ),
+        "marginal_log_likelihood": partial(
+            marginal_log_likelihood,
+            key,
+            seen_with_noise,
+            0.5,
+            Gaussian(1),
+            jnp.arange(5.0)[:, None],
+            sampler=HMC(0.3),
+            num_particles=5,
+            num_steps=9,
+            chunk_size=2,
+            pilot=None,
+            callback_every=4,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", chains(jax.random.key(0)))
+def test_chains_that_were_cut_end_as_if_they_had_not_been(name, key, tmp_path):
+    run = chains(key)[name]
+    whole, pieces = counted(run)
+    found, those_kept = cut(run, tmp_path / "cut.npz", pieces=3)
+    chex.assert_trees_all_equal(found, whole)
+    assert those_kept == pieces
+
+
+def test_a_long_warm_up_is_kept_too(key, tmp_path, monkeypatch):
+    steps = []
+
+    def save(path, tree):
+        scalars = [leaf for leaf in tree["leaves"] if leaf.ndim == 0]
+        steps.append([int(leaf) for leaf in scalars])
+
+    monkeypatch.setattr(storage, "save", save)
+    chains(key)["sample"](checkpoint=Checkpoint(tmp_path / "warm.npz", every=0.0))
+    assert steps[:4] == [[2, 0], [4, 0], [5, 0], [9, 2]]
+
+
+@pytest.mark.parametrize("job", ["ais", "fit"])
+def test_twenty_kills_change_no_bit(job, tmp_path):
+    program = [sys.executable, TESTS / "killed_runs.py", job, tmp_path, "20"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    died, last, whole = map(int, done.stdout.split())
+    assert died == 20
+    # The last run had less to do than all of it.
+    assert 0 < last < whole - 20
+    killed = (tmp_path / "killed").read_bytes()
+    assert killed == (tmp_path / "whole").read_bytes()
+
+
+def other_plain_energy(params, x):
+    return plain_energy(params, x) + 0 * x[0]
+
+
+def test_a_checkpoint_of_another_fit_is_refused_and_left_alone(key, tmp_path):
+    path = tmp_path / "fit.npz"
+    rows, start = bits(key), random_ising(0, 4)
+    own = dict(
+        key=key,
+        objective=MPF(plain_energy),
+        params=start,
+        data=rows,
+        optimizer=ADAM,
+        steps_per_round=3,
+    )
+    run = partial(fit, checkpoint=Checkpoint(path))
+    run(**own)
+    written = path.read_bytes()
+    for name, other in {
+        "key": jax.random.key(1),
+        "objective": MPF(other_plain_energy),
+        "params": random_ising(1, 4),
+        "data": rows.at[0, 0].set(1 - rows[0, 0]),
+        "optimizer": optax.adam(0.03),
+        "steps_per_round": 4,
+        "num_rounds": 2,
+        "penalty": L2(0.1),
+        "batch_size": 5,
+        "tolerance": 0.5,
+        "chart": ising.centred(rows),
+    }.items():
+        with pytest.raises(ValueError, match=f"as these differ: {name}. Name another"):
+            run(**own | {name: other})
+    with pytest.raises(ValueError, match="differ: objective, params. Name"):
+        run(**own | {"objective": MPF(ising.energy), "params": random_ising(2, 4)})
+    with pytest.raises(ValueError, match="checkpoint of a run of fit, not of ais"):
+        chains(key)["ais"](checkpoint=Checkpoint(path))
+    assert path.read_bytes() == written
+
+
+def test_a_checkpoint_of_another_run_of_chains_is_refused(key, tmp_path):
+    path = tmp_path / "ais.npz"
+    run = partial(chains(key)["ais"], pilot=None, checkpoint=Checkpoint(path))
+    run()
+    for name, other in {
+        "sampler": HMC(0.4),
+        "num_steps": 31,
+        "num_particles": 21,
+        "resample_below": None,
+        "path": annealing.Straight(jnp.ones(())),
+        "pilot": annealing.Pilot(),
+    }.items():
+        with pytest.raises(ValueError, match=f"as these differ: {name}. Name"):
+            run(**{name: other})
+
+
+def test_what_is_no_checkpoint_is_refused_and_left_alone(key, tmp_path):
+    run = partial(chains(key)["ais"], pilot=None)
+    path = tmp_path / "ais.npz"
+    storage.save(path, {"leaves": [jnp.ones(3)]})
+    with pytest.raises(ValueError, match="is a probjax file, but not a checkpoint"):
+        run(checkpoint=Checkpoint(path))
+    path.write_text("notes on annealing")
+    with pytest.raises(ValueError, match="cannot be read as a probjax file"):
+        run(checkpoint=Checkpoint(path))
+    assert path.read_text() == "notes on annealing"
+    with pytest.raises(ValueError, match="in a folder that exists, got .*nowhere"):
+        run(checkpoint=Checkpoint(tmp_path / "nowhere" / "ais.npz"))
+    with pytest.raises(ValueError, match="every must not be negative"):
+        Checkpoint(path, every=-1.0)
+
+
+def test_what_a_kill_left_half_written_is_passed_over_and_removed(key, tmp_path):
+    run = partial(chains(key)["ais"], pilot=None)
+    path, half = tmp_path / "ais.npz", tmp_path / ".ais.npz.12345"
+    other = tmp_path / ".ais.npz.notes"
+    half.write_bytes(b"PK half a file")
+    other.write_bytes(b"mine")
+    run(checkpoint=Checkpoint(path))
+    assert not half.exists()
+    assert other.exists()
+
+
+def test_a_checkpoint_is_written_no_more_often_than_asked(key, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(storage, "save", lambda path, tree: written.append(path))
+    checkpoint = Checkpoint(tmp_path / "ais.npz", every=1000.0)
+    chains(key)["ais"](pilot=None, checkpoint=checkpoint)
+    assert len(written) == 1
+
+
+def test_runs_inside_jit_keep_nothing(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "ais.npz")
+    with pytest.raises(ValueError, match="inside jit or vmap cannot keep a checkpoint"):
+        jax.jit(lambda key: chains(key)["ais"](checkpoint=checkpoint).log_z)(
+            jax.random.key(0)
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_directory_is_written_by_orbax(key, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    run, path = fits(key)["persistent rounds"], tmp_path / "fit"
+    found, those_kept = cut(run, path, pieces=3)
+    whole, pieces = counted(run)
+    chex.assert_trees_all_equal(found, whole)
+    assert those_kept == pieces
+    with pytest.raises(ValueError, match="as these differ: num_rounds"):
+        run(num_rounds=6, checkpoint=Checkpoint(path))
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="holds other things than a checkpoint"):
+        run(checkpoint=Checkpoint(full))
+
+
+def test_a_directory_without_orbax_says_what_to_install(key, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax", None)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match="pip install orbax-checkpoint, or name a"):
+        chains(key)["ais"](checkpoint=Checkpoint(tmp_path / "ais"))
+
+
+def scaled_by(factor):
+    def energy(params, x):
+        return factor * jnp.sum(params * x)
+
+    return energy
+
+
+def test_digests_tell_values_kinds_code_and_closures_apart():
+    def recurring(n):
+        return recurring(n - 1) if n else 0
+
+    different = [
+        1,
+        1.0,
+        True,
+        None,
+        "1",
+        (1, 2),
+        [1, 2],
+        ((1,), 2),
+        {"a": 1},
+        {"a": 2},
+        np.arange(3),
+        np.arange(3.0),
+        np.arange(4).reshape(2, 2),
+        jnp.zeros(0),
+        jax.random.key(0),
+        jax.random.key(1),
+        plain_energy,
+        other_plain_energy,
+        scaled_by(1.0),
+        scaled_by(2.0),
+        partial(plain_energy, 1),
+        partial(plain_energy, 2),
+        jax.jit(plain_energy),
+        optax.adam(0.1),
+        optax.adam(0.2),
+        HMC(0.1),
+        HMC(0.2),
+        HMC(0.1, num_steps=2),
+        recurring,
+    ]
+    found = [digest(value) for value in different]
+    assert len(set(found)) == len(found)
+    assert digest(jnp.arange(3)) == digest(np.arange(3, dtype=np.int32))
+    for make in (partial(scaled_by, 2.0), partial(optax.adam, 0.1), partial(HMC, 0.1)):
+        assert digest(make()) == digest(make())
