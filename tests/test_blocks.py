@@ -11,12 +11,12 @@ import pytest
 from small_models import counted_states, random_ising
 
 from probjax import (
-    Blocks,
-    Data,
-    HeatBath,
     L1,
     L2,
     MPF,
+    Blocks,
+    Data,
+    HeatBath,
     MaximumLikelihood,
     PersistentDivergence,
     PersistentMPF,
