@@ -1,4 +1,4 @@
-"""Scikit-learn estimators: densities of bits and letters, to be grid-searched and piped.
+"""Scikit-learn estimators: densities of bits and letters, for pipelines and searches.
 
     from probjax import estimators
     estimators.Ising().fit(X).score(held_out)
@@ -29,7 +29,7 @@ from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L2
-from probjax.types import Data, Objective, Penalty
+from probjax.types import Data, Objective, Params, Penalty, PRNGKeyArray
 
 try:
     from sklearn.base import (
@@ -56,6 +56,22 @@ class _Density(DensityMixin, BaseEstimator):
     """What the models share: fit, normalise, score, draw."""
 
     _family: str
+    objective: Callable[..., Objective]
+    penalty: Callable[[float], Penalty]
+    strength: float
+    max_iter: int
+    annealing_steps: int
+    random_state: Any
+
+    def _states(self, X: Any, *, reset: bool) -> np.ndarray:
+        """`X` as states of the model, or refused; `reset` when it is learned from."""
+        raise NotImplementedError
+
+    def _objective(self) -> Objective:
+        raise NotImplementedError
+
+    def _start(self, key: PRNGKeyArray, data: Data) -> Params:
+        raise NotImplementedError
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the model, and find its partition function.
@@ -79,6 +95,7 @@ class _Density(DensityMixin, BaseEstimator):
             max_steps=self.max_iter,
         )
         self.params_ = self.model_.params
+        # Scikit-learn counts the look at the start.
         self.n_iter_ = max(len(found.losses), 1)
         self._normalise(anneal_key)
         return self
@@ -96,7 +113,7 @@ class _Density(DensityMixin, BaseEstimator):
             )
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """log p(x) of every row, in nats, with the log Z of `fit`."""
+        """The log p(x) of every row, in nats, with the log Z of `fit`."""
         check_is_fitted(self)
         x = self._states(X, reset=False)
         if np.isnan(self.log_z_):
@@ -105,7 +122,7 @@ class _Density(DensityMixin, BaseEstimator):
             )
         return -families.energies(self.model_, x) - self.log_z_
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None) -> float:  # pyright: ignore
         """The mean of log p(x) over rows, in nats."""
         return float(np.mean(self.score_samples(X)))
 
@@ -126,8 +143,10 @@ class _Density(DensityMixin, BaseEstimator):
 class _Bits(_Density):
     """Models of bits."""
 
-    def _states(self, X, *, reset):
-        x = validate_data(self, X, reset=reset)
+    binarize: float | None
+
+    def _states(self, X: Any, *, reset: bool) -> np.ndarray:
+        x = np.asarray(validate_data(self, X, reset=reset))
         if self.binarize is not None:
             return x > self.binarize
         if not np.isin(x, (0, 1)).all():
@@ -147,7 +166,8 @@ class Ising(_Bits):
     Args:
         objective: what is minimised: `MPF`, `PseudoLikelihood`, `MaximumLikelihood`
             (up to 20 bits), or any function of an energy that makes an objective.
-        penalty: `L2`, or `L1` for couplings that are exactly zero.
+        penalty: `L2`, or `L1` for couplings that are exactly zero; on all parameters,
+            so that units that never change have finite ones.
         strength: of the penalty; 0 for none.
         binarize: what is above it is 1 and all else 0, as in scikit-learn's
             `BernoulliNB`; bits, booleans and spins of -1 and 1 are then taken alike.
@@ -165,7 +185,8 @@ class Ising(_Bits):
 
     >>> X = np.array([[0, 0], [1, 1], [1, 1], [0, 1]])
     >>> model = Ising(strength=1e-3).fit(X)
-    >>> float(np.exp(model.score_samples([[0, 0], [0, 1], [1, 0], [1, 1]])).sum().round(3))
+    >>> states = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    >>> round(float(np.exp(model.score_samples(states)).sum()), 3)
     1.0
     """
 
@@ -190,7 +211,7 @@ class Ising(_Bits):
         self.annealing_steps = annealing_steps
         self.random_state = random_state
 
-    def _start(self, key, data: Data) -> ising.Params:
+    def _start(self, key: PRNGKeyArray, data: Data) -> ising.Params:
         return ising.init(key, data.x.shape[1], scale=0.0)
 
 
@@ -223,7 +244,7 @@ class Hopfield(OneToOneFeatureMixin, TransformerMixin, _Bits):
         self.annealing_steps = annealing_steps
         self.random_state = random_state
 
-    def _start(self, key, data: Data) -> hopfield.Params:
+    def _start(self, key: PRNGKeyArray, data: Data) -> hopfield.Params:
         return hopfield.init(key, data.x.shape[1])
 
     def transform(self, X: Any) -> np.ndarray:
@@ -267,7 +288,7 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
         self.annealing_steps = annealing_steps
         self.random_state = random_state
 
-    def _start(self, key, data: Data) -> rbm.Params:
+    def _start(self, key: PRNGKeyArray, data: Data) -> rbm.Params:
         size = data.x.shape[1]
         return rbm.init(key, size, self.n_components, scale=0.1, data=data)
 
@@ -324,14 +345,15 @@ class Potts(_Density):
         tags.input_tags.positive_only = True
         return tags
 
-    def _states(self, X, *, reset):
-        x = validate_data(self, X, reset=reset)
+    def _states(self, X: Any, *, reset: bool) -> np.ndarray:
+        x = np.asarray(validate_data(self, X, reset=reset))
         check_non_negative(x, type(self).__name__)
         if not (x == np.round(x)).all():
             raise ValueError("Potts needs letters, whole numbers of 0 and more")
         most = int(x.max()) + 1
         if reset:
-            self.num_states_ = max(most, 2) if self.num_states is None else self.num_states
+            shown = max(most, 2)
+            self.num_states_ = shown if self.num_states is None else self.num_states
         if most > self.num_states_:
             raise ValueError(
                 f"Potts of {self.num_states_} states needs the letters 0 to "
@@ -342,7 +364,7 @@ class Potts(_Density):
     def _objective(self) -> Objective:
         return self.objective(potts.energy, num_states=self.num_states_)
 
-    def _start(self, key, data: Data) -> potts.Params:
+    def _start(self, key: PRNGKeyArray, data: Data) -> potts.Params:
         return potts.init(key, data.x.shape[1], self.num_states_, scale=0.0)
 
 

@@ -89,10 +89,12 @@ class Model(NamedTuple):
     params: Params
     base: Independent
     """Independent units as in the data: where annealing and chains begin."""
+    alphabet: tuple[str, ...] = ()
+    """What the letters 0, 1, ... are called in files; () if just that."""
 
 
 class Normaliser(NamedTuple):
-    """log Z, and how well it is known."""
+    """The log Z of a model, and how well it is known."""
 
     log_z: float
     stderr: float
@@ -162,9 +164,7 @@ def learn(
         steps_per_round=max_steps,
     )
     num_states = kind.space(start).num_states
-    base = (
-        fit_bernoulli(data) if num_states == 2 else fit_categorical(data, num_states)
-    )
+    base = fit_bernoulli(data) if num_states == 2 else fit_categorical(data, num_states)
     return Model(family, found.params, base), found
 
 
@@ -174,7 +174,7 @@ def can_sum(model: Model) -> bool:
 
 
 def from_below(key: PRNGKeyArray, model: Model, *, num_steps: int) -> Normaliser:
-    """log Z: its sum, or an estimate by `ais`, which is biased low."""
+    """The log Z: its sum, or an estimate by `ais`, which is biased low."""
     if can_sum(model):
         return _summed(model)
     annealed = _anneal(ais, key, model, num_steps=num_steps)(
@@ -191,7 +191,7 @@ def from_below(key: PRNGKeyArray, model: Model, *, num_steps: int) -> Normaliser
 
 
 def from_both_sides(key: PRNGKeyArray, model: Model, *, num_steps: int) -> Normaliser:
-    """log Z: its sum, or an interval by `sandwich`, going back from ends of chains."""
+    """The log Z: its sum, or an interval by `sandwich`, back from ends of chains."""
     if can_sum(model):
         return _summed(model)
     chain_key, key = jax.random.split(key)
@@ -211,6 +211,11 @@ def energies(model: Model, x: np.ndarray) -> np.ndarray:
     """The energy of each row."""
     energy = FAMILIES[model.family].energy
     return in_blocks(partial(_energies, energy, model.params), x)
+
+
+def independent_energies(base: Independent, x: np.ndarray) -> np.ndarray:
+    """The energy of each row under independent units."""
+    return in_blocks(partial(_energies, type(base).energy, base), x)
 
 
 def in_blocks(function: Callable[[Array], Array], x: np.ndarray) -> np.ndarray:
