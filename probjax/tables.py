@@ -143,9 +143,11 @@ def _read_csv(path, array):
                 f"is ragged: row {number + 1} has {len(row)} entries, the first "
                 f"{len(rows[0])}"
             )
+    if not rows:
+        raise ValueError("is empty")
     header = tuple(rows[0]) if _is_header(rows) else ()
     rows = rows[1:] if header else rows
-    return np.array(rows, str).reshape(len(rows), -1), header
+    return np.array(rows, str), header
 
 
 def _is_header(rows):
