@@ -108,7 +108,17 @@ def load(path: Path) -> Model:
     if not path.is_file():
         raise ValueError(f"{path} is no file")
     model = storage.load(path)
-    if not (isinstance(model, Model) and model.family in FAMILIES):
+    kinds = {
+        "ising": ising.Params,
+        "potts": potts.Params,
+        "hopfield": hopfield.Params,
+        "rbm": rbm.Params,
+    }
+    if not (
+        isinstance(model, Model)
+        and isinstance(model.params, kinds.get(model.family, ()))
+        and isinstance(model.base, families.Independent)
+    ):
         raise ValueError(f"{path} holds no model that `probjax fit` wrote")
     return model
 

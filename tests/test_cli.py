@@ -129,6 +129,7 @@ def test_trouble_is_one_sentence_and_a_code(run):
     with open("model.npz", "rb") as whole, open("cut.npz", "wb") as cut:
         cut.write(whole.read()[:-100])
     storage.save("other.npz", {"weights": np.zeros(3, np.float32)})
+    storage.save("mixed.npz", storage.load("model.npz")._replace(family="rbm"))
     os.mkdir("folder.npz")
     for line, code, said in [
         ("fit missing.npy", 2, "missing.npy does not exist"),
@@ -141,6 +142,7 @@ def test_trouble_is_one_sentence_and_a_code(run):
         ("evaluate model.npz letters.npy", 2, "has the letter 2, the model's are 0 to"),
         ("evaluate cut.npz x.npy", 2, "cut.npz cannot be read as a probjax file"),
         ("evaluate other.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
+        ("evaluate mixed.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
         ("evaluate folder.npz x.npy", 2, "folder.npz is no file"),
         ("sample model.npz --out rows.txt", 2, "--out must end in .npy or .csv"),
     ]:
