@@ -261,6 +261,9 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
 
     Args:
         n_components: hidden units.
+        objective: as for `Ising`; by default `PseudoLikelihood`, which has a lower
+            bound where hidden units tell all rows from their neighbours. That of `MPF`
+            has none, and a fit of few rows may end short of its minimum.
 
     All else is as for `Ising`; `params_` are what `probjax.rbm` takes.
     """
@@ -271,7 +274,7 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
         self,
         n_components: int = 16,
         *,
-        objective: Callable[..., Objective] = MPF,
+        objective: Callable[..., Objective] = PseudoLikelihood,
         penalty: Callable[[float], Penalty] = L2,
         strength: float = 1e-4,
         binarize: float | None = 0.0,
