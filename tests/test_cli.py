@@ -1,0 +1,202 @@
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from probjax import exact, families, ising, potts, rbm, storage
+from probjax.cli import main
+
+
+def _rows(num_states=2):
+    """Letters of which the second site mostly copies the first."""
+    random = np.random.default_rng(0)
+    x = random.integers(num_states, size=(200, 4))
+    x[:, 1] = np.where(random.random(200) < 0.7, x[:, 0], x[:, 1])
+    return x
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Run a command in a folder of its own: its exit code, and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line):
+        code = main(line.split())
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def _entry(report, name):
+    return re.search(rf"\| {name} \| (.*) \|", report).group(1)
+
+
+def _number(report, name):
+    return float(re.match(r"[-.\d]+", _entry(report, name)).group())
+
+
+@pytest.mark.parametrize(
+    ("asked", "energy", "num_states"),
+    [
+        ("--model ising", ising.energy, 2),
+        ("--model rbm --hidden 3 --l2 0.01 --seed 3", rbm.energy, 2),
+        ("--model potts --l2 0.01", potts.energy, 3),
+    ],
+)
+def test_what_is_printed_is_what_the_library_says(run, asked, energy, num_states):
+    x = _rows(num_states)
+    np.save("data.npy", x)
+    code, report, notes = run(f"fit data.npy {asked} --figures figures")
+    assert (code, notes) == (0, "")
+    assert "200 rows of 4 sites" in report
+    assert "converged" in _entry(report, "descent")
+    assert os.path.getsize("figures/couplings.png") > 5000
+    code, report, notes = run("evaluate model.npz data.npy --figures figures")
+    assert (code, notes) == (0, "")
+    params = storage.load("model.npz").params
+    log_p = exact.log_probs(energy, params, 4, num_states=num_states)
+    index = x @ num_states ** np.arange(4)[::-1]
+    assert _number(report, "log-likelihood") == pytest.approx(
+        float(np.asarray(log_p)[index].mean()), abs=1e-4
+    )
+    shares = np.stack([(x == a).sum(0) + 1 / num_states for a in range(num_states)])
+    shares = shares / (len(x) + 1)
+    independent = np.log(np.take_along_axis(shares, x, axis=0)).sum(1).mean()
+    assert _number(report, "independent sites") == pytest.approx(independent, abs=1e-4)
+    assert os.path.getsize("figures/pairs.png") > 5000
+    code, said, notes = run("sample model.npz --num 300")
+    assert (code, notes) == (0, "")
+    assert "300 rows of 4 sites written to samples.npy" in said
+    drawn = np.load("samples.npy")
+    assert drawn.shape == (300, 4)
+    assert np.unique(drawn).tolist() == list(range(num_states))
+
+
+@pytest.mark.parametrize("symbols", [["-1", "1"], ["no", "yes"]])
+def test_rows_come_back_as_they_were_called(run, symbols):
+    named = np.array(symbols)[_rows()]
+    np.savetxt("x.csv", named, "%s", ",", header="a,b,c,d", comments="")
+    code, report, _ = run("fit x.csv --objective pseudolikelihood --l1 0.2")
+    assert code == 0
+    assert f"after a header; letters: {', '.join(symbols)}" in report
+    assert np.sum(np.asarray(storage.load("model.npz").params.coupling) == 0) >= 4
+    assert run("sample model.npz --num 50 --out drawn.csv")[0] == 0
+    drawn = np.loadtxt("drawn.csv", str, delimiter=",")
+    assert set(np.unique(drawn)) == set(symbols)
+    code, _, said = run("evaluate model.npz drawn.csv")
+    assert (code, said) == (0, "")
+    np.save("bits.npy", _rows())
+    code, _, said = run("evaluate model.npz bits.npy")
+    assert code == 2
+    assert said.startswith("probjax: bits.npy has the letter '0', the model was")
+
+
+def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
+    np.savez("x.npz", train=_rows(), test=_rows()[:50])
+    assert run("fit x.npz --array train --model hopfield --l2 0.001")[0] == 0
+    asked = "evaluate model.npz x.npz --array test --annealing-steps 50"
+    truth = _number(run(asked)[1], "log-likelihood")
+    monkeypatch.setattr(families, "LOG2_MOST", 0)
+    code, report, _ = run(asked)
+    assert code == 0
+    lower, upper = re.match(r"(\S+) to (\S+)", _entry(report, "interval")).groups()
+    assert float(lower) < truth < float(upper)
+    assert float(upper) - float(lower) < 0.5
+    assert "annealed from both sides" in _entry(report, "log Z")
+
+
+def test_exact_likelihood_of_few_hidden_units(run):
+    np.save("x.npy", _rows())
+    assert run("fit x.npy --model rbm --hidden 2 --objective likelihood")[0] == 0
+    by_likelihood = _number(run("evaluate model.npz x.npy")[1], "log-likelihood")
+    assert run("fit x.npy --objective likelihood --l2 0")[0] == 0
+    best_pairs = _number(run("evaluate model.npz x.npy")[1], "log-likelihood")
+    counts = np.unique(_rows(), axis=0, return_counts=True)[1] / 200
+    assert by_likelihood < counts @ np.log(counts)
+    assert best_pairs < counts @ np.log(counts)
+
+
+def test_trouble_is_one_sentence_and_a_code(run):
+    x = _rows()
+    np.save("x.npy", x)
+    np.save("letters.npy", x + 1)
+    np.save("wide.npy", np.hstack([x, x]))
+    assert run("fit x.npy")[0] == 0
+    with open("model.npz", "rb") as whole, open("cut.npz", "wb") as cut:
+        cut.write(whole.read()[:-100])
+    storage.save("other.npz", {"weights": np.zeros(3, np.float32)})
+    storage.save("mixed.npz", storage.load("model.npz")._replace(family="rbm"))
+    os.mkdir("folder.npz")
+    for line, code, said in [
+        ("fit missing.npy", 2, "missing.npy does not exist"),
+        ("fit letters.npy", 2, "letters.npy has 3 letters, and --model ising is for"),
+        ("fit letters.npy --model potts --states 2", 2, "--states is too few"),
+        ("fit x.npy --out model.pkl", 2, "--out must end in .npz, got model.pkl"),
+        ("fit x.npy --out none/model.npz", 2, "there is no folder none"),
+        ("fit x.npy --out folder.npz", 1, "directory"),
+        ("evaluate model.npz wide.npy", 2, "wide.npy has 8 sites, the model 4"),
+        ("evaluate model.npz letters.npy", 2, "has the letter 2, the model's are 0 to"),
+        ("evaluate cut.npz x.npy", 2, "cut.npz cannot be read as a probjax file"),
+        ("evaluate other.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
+        ("evaluate mixed.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
+        ("evaluate folder.npz x.npy", 2, "folder.npz is no file"),
+        ("sample model.npz --out rows.txt", 2, "--out must end in .npy or .csv"),
+    ]:
+        found, _, told = run(line)
+        assert found == code, line
+        assert told.startswith("probjax: "), line
+        assert said in told
+        assert told.count("\n") == 1, told
+
+
+def test_notes_of_the_library_are_told(run):
+    np.save("x.npy", np.ones((10, 3), int))
+    code, _, told = run("fit x.npy --l2 0 --max-steps 3")
+    assert code == 0
+    assert "probjax: note: 3 of 3 units never change" in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "dance",
+        "fit",
+        "fit x.npy --l2 -1",
+        "fit x.npy --l1 1 --l2 1",
+        "sample m --num 0",
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(run, line):
+    with pytest.raises(SystemExit) as raised:
+        run(line)
+    assert raised.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "sample", "demo"])
+def test_help_teaches_by_example(capsys, command):
+    with pytest.raises(SystemExit) as raised:
+        main([command, "--help"])
+    assert raised.value.code == 0
+    assert f"  probjax {command}" in capsys.readouterr().out
+
+
+def test_the_entry_point_answers_and_returns_its_code(tmp_path):
+    command = [sys.executable, "-m", "probjax.cli"]
+    found = subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0
+    assert "probjax fit spikes.npy" in found.stdout
+    found = subprocess.run(
+        [*command, "fit", "none.npy"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (found.returncode, found.stderr) == (2, "probjax: none.npy does not exist\n")

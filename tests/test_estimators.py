@@ -1,0 +1,209 @@
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Binarizer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from probjax import (
+    L1,
+    PersistentDivergence,
+    exact,
+    families,
+    hopfield,
+    ising,
+    potts,
+    rbm,
+)
+from probjax.estimators import RBM, Hopfield, Ising, Potts
+from probjax.samplers import HeatBath
+
+
+def _refusal(estimator):
+    """Checks that an estimator fails for good reason."""
+    if isinstance(estimator, Potts):
+        return {
+            "check_sample_weight_equivalence_on_dense_data": "it feeds fractions, "
+            "whatever the tag `categorical` says, and fractions are no letters: "
+            "test_weights_are_repetitions checks the same"
+        }
+    return {}
+
+
+@parametrize_with_checks([Ising()], expected_failed_checks=_refusal)
+def test_ising_is_an_estimator(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [Hopfield(), RBM(), Potts()], expected_failed_checks=_refusal, xfail_strict=True
+)
+def test_others_are_estimators(estimator, check):
+    check(estimator)
+
+
+def _rows(num_states=2, rows=200):
+    """Letters of which the second site mostly copies the first."""
+    random = np.random.default_rng(0)
+    x = random.integers(num_states, size=(rows, 4))
+    x[:, 1] = np.where(random.random(rows) < 0.7, x[:, 0], x[:, 1])
+    return x
+
+
+MODELS = [
+    (Ising(random_state=0), ising.energy, 2),
+    (Hopfield(strength=1e-3, random_state=0), hopfield.energy, 2),
+    (RBM(3, strength=1e-2, random_state=0), rbm.energy, 2),
+    (Potts(random_state=0), potts.energy, 3),
+]
+
+
+@pytest.mark.parametrize(("model", "energy", "num_states"), MODELS)
+def test_scores_are_log_probabilities_and_samples_follow_them(
+    model, energy, num_states
+):
+    x = _rows(num_states)
+    fitted = clone(model).fit(x)
+    states = np.asarray(exact.states(4, num_states=num_states))
+    truth = np.asarray(
+        exact.log_probs(energy, fitted.params_, 4, num_states=num_states)
+    )
+    np.testing.assert_allclose(fitted.score_samples(states), truth, atol=1e-5)
+    assert np.exp(fitted.score_samples(states)).sum() == pytest.approx(1, abs=1e-5)
+    assert fitted.score(x) == pytest.approx(fitted.score_samples(x).mean())
+    assert fitted.log_z_stderr_ == 0
+    _agree(fitted.sample(20_000, random_state=1), truth, states)
+
+
+@pytest.mark.parametrize(("model", "energy", "num_states"), MODELS[2:])
+def test_estimated_partition_functions_and_chains_agree_with_sums(
+    model, energy, num_states, monkeypatch
+):
+    x = _rows(num_states)
+    fitted = clone(model).fit(x)
+    monkeypatch.setattr(families, "LOG2_MOST", 0)
+    annealed = clone(model).set_params(annealing_steps=100).fit(x)
+    assert 0 < annealed.log_z_stderr_ < 0.1
+    assert abs(annealed.log_z_ - fitted.log_z_) < 5 * annealed.log_z_stderr_
+    states = np.asarray(exact.states(4, num_states=num_states))
+    truth = exact.log_probs(energy, fitted.params_, 4, num_states=num_states)
+    _agree(annealed.sample(20_000, random_state=1), truth, states)
+
+
+def _agree(drawn, log_p, states):
+    """Whether draws have the model's pair moments, in standard errors of as many."""
+    drawn = np.asarray(drawn, float)
+    pairs = np.einsum("ri,rj->rij", states, states).reshape(len(states), -1)
+    p = np.exp(np.asarray(log_p, float))
+    wanted = p @ pairs
+    spread = np.sqrt(p @ (pairs - wanted) ** 2 / len(drawn))
+    found = (drawn.T @ drawn / len(drawn)).ravel()
+    assert np.abs((found - wanted) / spread).max() < 5
+
+
+@pytest.mark.parametrize("model", [Ising(), Potts()])
+def test_weights_are_repetitions(model):
+    x = _rows(rows=40)
+    counts = np.arange(40) % 4
+    weighted = clone(model).fit(x, sample_weight=counts)
+    repeated = clone(model).fit(np.repeat(x, counts, axis=0))
+    np.testing.assert_array_equal(weighted.score_samples(x), repeated.score_samples(x))
+    assert not np.array_equal(
+        weighted.score_samples(x), clone(model).fit(x).score_samples(x)
+    )
+
+
+def test_a_search_finds_the_strength_that_is_nearest_the_truth():
+    matrix = np.full((6, 6), 0.4) - 0.5 * np.eye(6)
+    truth = exact.log_probs(ising.energy, ising.from_matrix(matrix), 6)
+    chances = np.exp(np.asarray(truth, float))
+    random = np.random.default_rng(0)
+    draws = random.choice(64, 60, p=chances / chances.sum())
+    x = np.asarray(exact.states(6))[draws]
+    strengths = [1e-6, 1e-2, 10.0]
+    found = GridSearchCV(Ising(), {"strength": strengths}, cv=3).fit(x)
+    assert found.best_params_ == {"strength": 1e-2}
+    fits = [Ising(strength=strength).fit(x).params_ for strength in strengths]
+    apart = [
+        float(exact.kl(truth, exact.log_probs(ising.energy, params, 6)))
+        for params in fits
+    ]
+    assert np.argmin(apart) == 1
+
+
+def test_models_go_in_pipelines():
+    x = _rows()
+    grey = x + np.random.default_rng(1).uniform(-0.3, 0.3, x.shape)
+    piped = make_pipeline(Binarizer(threshold=0.5), Ising(binarize=None)).fit(grey)
+    assert piped.score(grey) == Ising().fit(x).score(x)
+    features = make_pipeline(clone(MODELS[2][0]), LogisticRegression())
+    assert features.fit(x, x[:, 0]).score(x, x[:, 0]) > 0.9
+
+
+def test_spins_are_bits_and_others_are_refused_on_request():
+    x = _rows()
+    bits, spins = Ising().fit(x), Ising().fit(2 * x - 1)
+    np.testing.assert_array_equal(bits.params_.coupling, spins.params_.coupling)
+    assert Ising(binarize=None).fit(x).score(x) == bits.score(x)
+    with pytest.raises(ValueError, match="needs data of 0 and 1: give binarize"):
+        Ising(binarize=None).fit(2 * x - 1)
+    with pytest.raises(ValueError, match="the letters 0 to 1, got 2"):
+        Potts().fit(x).score(x + 1)
+    with pytest.raises(ValueError, match="whole numbers"):
+        Potts().fit(x / 2)
+
+
+def test_transforms_recall_and_tell_hidden_means():
+    patterns = np.asarray(jax.random.bernoulli(jax.random.key(0), 0.5, (5, 32)))
+    wrong = patterns.copy()
+    wrong[:, :3] ^= True
+    memory = Hopfield(annealing_steps=0).fit(patterns)
+    np.testing.assert_array_equal(memory.transform(wrong), patterns)
+    with pytest.raises(ValueError, match="annealing_steps is 0"):
+        memory.score(patterns)
+    x = _rows()
+    machine = RBM(3, strength=1e-2, random_state=0).fit(x)
+    means = jax.vmap(rbm.hidden_means, (None, 0))(machine.params_, x.astype(float))
+    np.testing.assert_allclose(machine.transform(x), means, rtol=1e-6)
+    assert machine.get_feature_names_out().tolist() == ["rbm0", "rbm1", "rbm2"]
+
+
+def test_two_letters_by_flow_are_the_ising_model():
+    x = _rows()
+    spins = Ising(strength=0).fit(x)
+    letters = Potts(objective=families.SiteFlow, strength=0).fit(x)
+    np.testing.assert_allclose(
+        letters.score_samples(x), spins.score_samples(x), atol=1e-3
+    )
+
+
+def test_l1_leaves_zeros():
+    sparse = Ising(penalty=L1, strength=0.05).fit(_rows())
+    coupling = np.asarray(sparse.params_.coupling)
+    assert coupling[0] != 0
+    assert np.sum(coupling == 0) >= 4
+
+
+def test_what_cannot_be_trusted_or_minimised_is_said(monkeypatch):
+    monkeypatch.setattr(families, "LOG2_MOST", 0)
+    x = np.repeat(_rows()[:, :1], 8, axis=1)
+    with pytest.warns(UserWarning, match="raise annealing_steps=1"):
+        Ising(annealing_steps=1, random_state=0).fit(x)
+
+    def sampled(energy):
+        return PersistentDivergence(energy, HeatBath(), 10)
+
+    with pytest.raises(ValueError, match="PersistentDivergence is no loss"):
+        Ising(objective=sampled).fit(x)
+
+
+def test_probjax_does_not_import_scikit_learn():
+    code = "import sys, probjax, probjax.cli; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
