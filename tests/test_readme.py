@@ -10,7 +10,7 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PROBJAX_DATA", raising=False)
     exec("\n".join(blocks), {})
-    divergence, worst, *path, back, apart = capsys.readouterr().out.splitlines()
+    divergence, worst, *path, back, apart, scored = capsys.readouterr().out.splitlines()
     *path, drawn, digits, contact = path
     *path, third, steps, above, mixed, interval, likelihood, covered, alive = path
     white, plain = (int(count) for count in re.findall(r"\d+", steps))
@@ -33,6 +33,10 @@ def test_every_code_block_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert re.match(r"\d of 560 entries differ by more than 3 standard err", third)
     assert contact == "(2, 5)"
     assert float(apart) < 1e-3
+    score, error = map(float, scored.split())
+    # What the states themselves come to is -6.06; independent units to -10.3.
+    assert -7 < score < -6
+    assert error == 0
     of_stored, count, of_wide = (int(number) for number in re.findall(r"\d+", back))
     assert of_stored < count / 2
     assert count - 2 <= of_wide <= count
