@@ -158,13 +158,12 @@ def sample(
     """Draw from the network: Gibbs sampling of the top machine, then the way down.
 
     It begins at the hidden units of the top machine, drawn given its visible ones, so
-    that one machine is a network too.
+    that one machine is a network too. The rest are of the top machine's chains, as of
+    `probjax.sample`.
 
     Args:
         x: visible states with a leading axis of chains, as rows of data. What the way
             up makes of them starts the top machine.
-        num_draws, num_warmup, thin, callback, callback_every: of the top machine's
-            chains, as of `probjax.sample`.
     """
     rows = _checked_rows(layers, x).x
     up_key, top_key, down_key = jax.random.split(key, 3)
