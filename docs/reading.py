@@ -18,8 +18,8 @@ class Recipes(griffe.Extension):
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs) -> None:
         call = attr.value
         if isinstance(call, griffe.ExprCall) and str(call.function) == "static":
-            given = {each.name: each.value for each in call.arguments}
-            attr.value = given.get("default")
+            named = (a for a in call.arguments if isinstance(a, griffe.ExprKeyword))
+            attr.value = {each.name: each.value for each in named}.get("default")
 
 
 class Doctests(griffe.Extension):

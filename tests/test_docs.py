@@ -16,9 +16,10 @@ ROWS = [
     if line.startswith("|") and "`" in line
 ]
 DIRECTIVE = re.compile(r"^::: (\S+)\n((?: .*\n)*)", re.MULTILINE)
-PACKAGES = (
-    "annealing connectivity diagnostics exact models.hopfield models.rbm natural samplers"
-).split()
+PACKAGES = [
+    *("annealing", "connectivity", "diagnostics", "exact", "natural", "samplers"),
+    *("models.hopfield", "models.rbm"),
+]
 
 
 def quoted(cell):
