@@ -4,6 +4,7 @@ import ast
 import inspect
 import pkgutil
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import probjax
@@ -37,7 +38,7 @@ def documented():
     """Names that the pages of the reference show, with their modules."""
     for page in (PAGES / "api").glob("*.md"):
         for module, options in DIRECTIVE.findall(page.read_text()):
-            path = Path(inspect.getfile(pkgutil.resolve_name(module)))
+            path = Path(find_spec(module).origin)
             listed = re.findall(r"- (\w+)", options)
             missing = set(listed) - defined(path)
             assert not missing, f"{page.name} lists what {module} has not: {missing}"
