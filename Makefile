@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?= mpf-cost
 ARGS ?= --quick
 
-.PHONY: demo test slow lint bench clean
+.PHONY: demo test slow lint bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.cli demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(NAME) $(ARGS)
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
+
 clean:
 	rm -rf $(VENV)
 
@@ -31,4 +34,8 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[plots,progress,data,sklearn,interop,checkpoint]" --group dev
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group docs
 	touch $@

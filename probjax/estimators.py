@@ -179,7 +179,8 @@ class Ising(_Bits):
 
     Attributes:
         params_: what `probjax.ising` takes, as `ising.coupling_matrix(params_)`.
-        log_z_, log_z_stderr_: the partition function, and its standard error.
+        log_z_: the partition function.
+        log_z_stderr_: its standard error.
         n_iter_: steps of descent.
         model_: what `storage.save` writes for the command line to read.
 

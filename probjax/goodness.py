@@ -113,7 +113,8 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
     order where the pairs agree, so that m needs no noise of its own.
 
     Args:
-        data, model: as in `compare`, of one array.
+        data: as in `compare`, of one array.
+        model: likewise.
     """
     data, model = _at_door(data, model)
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2 and data.x.shape[1] > 2):
@@ -130,7 +131,8 @@ def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
     """P(K = k) for k = 0 to d, K being how many of the d bits of a state are 1.
 
     Args:
-        data, model: as in `compare`, of bits.
+        data: as in `compare`, of bits.
+        model: likewise.
     """
     data, model = _at_door(data, model)
     for x in (data.x, model.x if isinstance(model, Data) else model):

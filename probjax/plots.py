@@ -139,8 +139,9 @@ def groupings(
     their signs: those of an mcRBM's pools are negative.
 
     Args:
-        filters, shape: as for `receptive_fields`.
+        filters: as for `receptive_fields`.
         weights: one column a group, `(filter, group)`.
+        shape: as for `receptive_fields`.
         columns: how many of a group's filters to show, at most.
     """
     tiles, weights = _filters(filters, shape), np.asarray(weights)
@@ -169,7 +170,8 @@ def images(
 
     Args:
         rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
-        shape, columns: as for `receptive_fields`.
+        shape: as for `receptive_fields`.
+        columns: likewise.
     """
     rows = np.asarray(rows)
     if rows.size and (rows.min() < 0 or rows.max() > 1):

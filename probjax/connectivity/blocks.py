@@ -50,6 +50,12 @@ class BlockChanges:
     Args:
         blocks: the sites of each, numbered as in `ravel(x)`.
         num_states: letters of a site; with 2, states are bits.
+
+    >>> near = BlockChanges([(0, 2)]).states(jnp.array([0.0, 1.0, 0.0]), ())
+    >>> near.x.tolist()
+    [[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+    >>> near.weight.tolist()
+    [0.0, 1.0, 1.0, 1.0]
     """
 
     blocks: Blocks = static()

@@ -46,6 +46,9 @@ class BitFlips:
 
     Those that differ in one bit come first, in the order of `ravel(x)`, then those that
     differ in two, by their first and then their second bit.
+
+    >>> BitFlips().states(jnp.array([0.0, 1.0]), ()).x.tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
     """
 
     radius: int = static(default=1)
@@ -158,6 +161,9 @@ class AllFlips:
 
     Joined to `BitFlips` it lets the flow see the far side of the state space, which
     matters where activity is sparse.
+
+    >>> AllFlips().states(jnp.array([0.0, 1.0, 1.0]), ()).x.tolist()
+    [[1.0, 0.0, 0.0]]
     """
 
     num_states: ClassVar[int] = 2

@@ -156,7 +156,13 @@ class Proposal:
 
 @recipe
 class Joined:
-    """The neighbours of every member together, a state reached twice counted twice."""
+    """The neighbours of every member together, a state reached twice counted twice.
+
+    >>> from probjax import AllFlips, BitFlips
+    >>> both = Joined((BitFlips(), AllFlips()))
+    >>> both.states(jnp.array([0.0, 1.0]), ((), ())).x.tolist()
+    [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    """
 
     members: tuple[Connectivity, ...]
 

@@ -35,6 +35,10 @@ class SiteChanges:
 
     They are listed by site and then by letter. A site's own letter keeps its place in
     that table, with weight 0.
+
+    >>> near = SiteChanges(3).states(jnp.array([2.0, 0.0]), ())
+    >>> near.x[near.weight > 0].tolist()
+    [[0.0, 0.0], [1.0, 0.0], [2.0, 1.0], [2.0, 2.0]]
     """
 
     num_states: int = static()

@@ -84,7 +84,15 @@ class Steps:
 
 
 def GaussianSteps(scale: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states a Gaussian step of standard deviation `scale` away."""
+    """`num_draws` states a Gaussian step of standard deviation `scale` away.
+
+    Steps come in pairs, there and back:
+
+    >>> steps, x = GaussianSteps(0.1), jnp.ones(3)
+    >>> near = steps.states(x, steps.draw(jax.random.key(0), None, x))
+    >>> bool(jnp.allclose(near.x.mean(0), x))
+    True
+    """
     return Steps(scale, GAUSSIAN, num_draws)
 
 

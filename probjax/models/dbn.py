@@ -12,10 +12,13 @@ product of the machines' conditionals,
     log p(x) >= mean over Q(h | x) of -F(x, h) - log Z_n,
     F(x, h) = E_1(x) + sum_l (E_(l+1)(h_l) - E'_l(h_l)),
 
-as log p_l(h_(l-1) | h_l) - log Q(h_l | h_(l-1)) = E'_l(h_l) - E_l(h_(l-1)), E' being
-the energy of a machine with its layers exchanged. Where each machine is the one below
-turned over, F is E_1(x) and the bound is log p_1(x): a layer that begins so can only
-improve on what is there.
+because
+
+    log p_l(h_(l-1) | h_l) - log Q(h_l | h_(l-1)) = E'_l(h_l) - E_l(h_(l-1)),
+
+E' being the energy of a machine with its layers exchanged. Where each machine is the
+one below turned over, F is E_1(x) and the bound is log p_1(x): a layer that begins so
+can only improve on what is there.
 
 Reference: thesis, "Deep Belief Network"; Hinton, Osindero and Teh, Neural Computation
 18, 1527 (2006); Salakhutdinov and Murray, ICML 2008.
@@ -158,13 +161,12 @@ def sample(
     """Draw from the network: Gibbs sampling of the top machine, then the way down.
 
     It begins at the hidden units of the top machine, drawn given its visible ones, so
-    that one machine is a network too.
+    that one machine is a network too. The rest are of the top machine's chains, as of
+    `probjax.sample`.
 
     Args:
         x: visible states with a leading axis of chains, as rows of data. What the way
             up makes of them starts the top machine.
-        num_draws, num_warmup, thin, callback, callback_every: of the top machine's
-            chains, as of `probjax.sample`.
     """
     rows = _checked_rows(layers, x).x
     up_key, top_key, down_key = jax.random.split(key, 3)

@@ -99,10 +99,10 @@ def whitened(
     """White parameters, a chart for `fit`: their damped metric at `params` is 1.
 
     They are 0 at `params`. Directions that `PseudoInverse()` leaves out stay as they
-    are, and do not count towards convergence.
+    are, and do not count towards convergence. What the metric is made of is told as for
+    `natural_gradient`.
 
     Args:
-        scores, data, centred: as for `natural_gradient`.
         damping: a share of the mean diagonal to add to the metric.
     """
     found = metric(scores, params, data, centred=centred)
@@ -128,8 +128,9 @@ def fit_whitened(
 ) -> Fit:
     """`fit` in whitened parameters, whitened anew at each turn.
 
+    What the metric is made of is told as for `natural_gradient`.
+
     Args:
-        scores, damping, centred, rows: of the metric, as for `natural_gradient`.
         num_turns: how often at most; a fit that has converged ends.
         options: of `fit`, for each turn. `steps_per_round=100` is a good while. A turn
             that a `stop` or a `callback` ends is the last.

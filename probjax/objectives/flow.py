@@ -82,6 +82,15 @@ def MPF(
         exclude_data: leave out the flow between rows of the data, as in the thesis.
             That is no longer consistent: where all states have been seen nothing is
             left, and the fit is refused.
+
+    >>> from probjax import exact, fit, ising
+    >>> truth = ising.from_matrix([[0.5, -1.0], [-1.0, 0.25]])
+    >>> chances = jnp.exp(exact.log_probs(ising.energy, truth, 2))
+    >>> start = ising.init(jax.random.key(0), 2)
+    >>> rows = Data(exact.states(2), chances)
+    >>> found = fit(jax.random.key(1), MPF(ising.energy), start, rows).params
+    >>> ising.coupling_matrix(found).round(3).tolist()
+    [[0.5, -1.0], [-1.0, 0.25]]
     """
     return GapObjective(energy, connectivity, log_flow, log_mean_exp, exclude_data)
 
@@ -103,6 +112,13 @@ def flow(
     """K itself: the mean over rows of the summed flow to their neighbours.
 
     Overflows where log K, the loss of `MPF`, does not.
+
+    Where all states are alike, as much flows to each neighbour as there is:
+
+    >>> from probjax import ising
+    >>> flat = ising.from_matrix(jnp.zeros((3, 3)))
+    >>> float(flow(jax.random.key(0), ising.energy, flat, jnp.eye(3)))
+    3.0
     """
     data = as_data(data)
     refuse_mask(data, "the flow is that of complete rows")

@@ -51,6 +51,12 @@ class MaximumLikelihood:
         log_z: the log partition function of `params`, module-level and differentiable,
             as `rbm.log_z`; if None, every state of the data's sites is enumerated.
         num_states: letters of a site, where states are enumerated.
+
+    >>> from probjax import ising, loss
+    >>> flat, rows = ising.from_matrix([[0, 0], [0, 0]]), exact.states(2)
+    >>> objective = MaximumLikelihood(ising.energy)
+    >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 2 log 2
+    1.3863
     """
 
     energy: Energy = static()

@@ -30,6 +30,12 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
 
     Args:
         num_states: letters of a site; with 2, states are bits.
+
+    >>> from probjax import ising, loss
+    >>> flat, rows = ising.from_matrix([[0, 0], [0, 0]]), jnp.array([[0, 1], [1, 1]])
+    >>> objective = PseudoLikelihood(ising.energy)
+    >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 2 log 2
+    1.3863
     """
     sites = BitFlips() if num_states == 2 else SiteChanges(num_states)
     return GapObjective(energy, sites, log_conditionals, mean)

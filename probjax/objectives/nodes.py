@@ -145,6 +145,9 @@ def screening_strength(num_units: int, num_rows: float, *, constant: float) -> f
 
     Published constants: .4 for `RISE`, .8 for `LogRISE`, .2 for `NodeLikelihood`. A
     coupling of spins is -J / 2, so give `L1` half of it as the strength per J.
+
+    >>> round(screening_strength(16, 1000, constant=0.4), 4)
+    0.037
     """
     return float(constant * jnp.sqrt(jnp.log(num_units**2 / 0.05) / num_rows))
 

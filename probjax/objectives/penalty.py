@@ -19,7 +19,11 @@ from probjax.types import Params, PyTree, Scalar, holds, recipe
 
 @recipe
 class L2:
-    """strength * sum_i w_i theta_i^2: shrinks."""
+    """strength * sum_i w_i theta_i^2: shrinks.
+
+    >>> float(L2(0.5).value(jnp.array([1.0, -3.0])))
+    5.0
+    """
 
     strength: float
     weights: PyTree = None
@@ -38,7 +42,11 @@ class L2:
 
 @recipe
 class L1:
-    """strength * sum_i w_i |theta_i|: shrinks, and leaves exact zeros."""
+    """strength * sum_i w_i |theta_i|: shrinks, and leaves exact zeros.
+
+    >>> L1(0.5).prox(jnp.array([1.0, -3.0, 0.25]), 1.0).tolist()
+    [0.5, -2.5, 0.0]
+    """
 
     strength: float
     weights: PyTree = None
@@ -74,6 +82,9 @@ class GroupL1:
 
     Reference: Yuan and Lin, "Model selection and estimation in regression with grouped
     variables", JRSS B 68 (2006).
+
+    >>> GroupL1(2.5).prox(jnp.array([[3.0, 4.0], [1.0, 2.0]]), 1.0).tolist()
+    [[1.5, 2.0], [0.0, 0.0]]
     """
 
     strength: float

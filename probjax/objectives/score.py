@@ -61,6 +61,14 @@ class ScoreMatching:
 
     One row costs as much as one gradient of the energy for each of its coordinates.
     The energy must be smooth in x, over a space without borders.
+
+    >>> from probjax import loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> objective = ScoreMatching(energy)
+    >>> float(loss(jax.random.key(0), objective, 1.0, rows))  # 5/4 - 2
+    -0.75
     """
 
     energy: Energy = static()

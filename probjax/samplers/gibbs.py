@@ -60,6 +60,13 @@ class HeatBath:
         num_states: letters of a site; with 2, states are bits.
         sites: which sites, in which order: `every_site`, `random_sites`, or a function
             of `(key, size)` whose choice does not depend on the state.
+
+    >>> from probjax import ising, sample
+    >>> params = ising.from_matrix([[-9.0, 0.0], [0.0, 9.0]])
+    >>> x, options = jnp.array([[0, 1]]), dict(sampler=HeatBath(), num_draws=1)
+    >>> draws = sample(jax.random.key(0), ising.energy, params, x, **options)
+    >>> draws.x.tolist()
+    [[[1.0, 0.0]]]
     """
 
     num_states: int = static(default=2)

@@ -105,6 +105,15 @@ def sample(
             `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
         checkpoint: where to keep the run between calls back, draws and all, so that
             this same call goes on, to the bit, if it was killed.
+
+    >>> from probjax import HMC
+    >>> def energy(scale, x):
+    ...     return jnp.sum((x / scale) ** 2) / 2
+    >>> x, sampler = jnp.zeros((50, 2)), HMC(1.0, num_steps=3)
+    >>> options = dict(sampler=sampler, num_draws=100)
+    >>> draws = sample(jax.random.key(0), energy, 2.0, x, **options)
+    >>> draws.x.shape, round(float(draws.x.std()))
+    ((50, 100, 2), 2)
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
@@ -180,6 +189,14 @@ def sample_mean(
             so far; the run ends if it returns True.
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed.
+
+    >>> from probjax import HeatBath, ising
+    >>> coupled = ising.from_matrix([[1.4, -1.4], [-1.4, 1.4]])
+    >>> options = dict(statistic=jnp.prod, sampler=HeatBath(), num_draws=1000)
+    >>> x = jnp.zeros((20, 2))
+    >>> means = sample_mean(jax.random.key(0), ising.energy, coupled, x, **options)
+    >>> round(float(means.mean), 1)  # 1 / (2 + 2 exp(-1.4))
+    0.4
     """
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
     add = partial(_add, key, energy, params, sampler, statistic, thin)

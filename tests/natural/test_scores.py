@@ -79,6 +79,17 @@ def test_squared_errors_are_those_of_a_gaussian_of_variance_one_half(key):
     np.testing.assert_allclose(found, jax.hessian(error)(theta), rtol=1e-10)
 
 
+def test_scores_of_a_loss_are_its_gradients_with_their_mean(key):
+    theta, rows = jnp.array([0.3, -0.8]), jax.random.normal(key, (5, 2))
+
+    def loss(theta, x):
+        return jnp.sum(jnp.cosh(theta * x)) - theta[0]
+
+    found = natural.metric(natural.loss_scores(loss), theta, rows)
+    slopes = jax.vmap(jax.grad(loss), (None, 0))(theta, rows)
+    np.testing.assert_allclose(found, slopes.T @ slopes / 5, rtol=1e-12)
+
+
 def test_a_users_own_scores_and_metric_serve_as_well(key):
     params = random_ising(2, 4)
     rows = all_states(params)
