@@ -35,21 +35,31 @@ def read_arrays(
         return {name: _read(archive, member) for name, member in chosen.items()}
 
 
-def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    with archive.open(member) as file:
-        _check_header(file, member)
-    with archive.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+def array_names(path: str | os.PathLike) -> list[str]:
+    """The names of the arrays of an archive, sorted."""
+    with zipfile.ZipFile(path) as archive:
+        return sorted(name.removesuffix(".npy") for name in archive.namelist())
 
 
-def _check_header(file: IO[bytes], member: zipfile.ZipInfo) -> None:
+def read_array(file: IO[bytes], size: int) -> np.ndarray:
+    """The array in a `.npy` of `size` bytes, which can be read from twice."""
     version = np.lib.format.read_magic(file)
     is_first = version == (1, 0)
     form = np.lib.format
     read = form.read_array_header_1_0 if is_first else form.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError(f"{member.filename} holds Python objects, a pickle: not read")
-    told, has = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+        raise ValueError("it holds Python objects, a pickle: not read")
+    told, has = math.prod(shape) * dtype.itemsize, size - file.tell()
     if told != has:
-        raise ValueError(f"{member.filename} tells of {told} bytes and has {has}")
+        raise ValueError(f"it tells of {told} bytes and has {has}")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as file:
+        try:
+            return read_array(file, member.file_size)
+        except ValueError as error:
+            raise ValueError(f"{member.filename}: {error}") from error

@@ -191,10 +191,16 @@ def padded(source: Blocks) -> Iterator[Block]:
                 f"a block must have from 1 to rows_per_block={source.rows_per_block} "
                 f"rows, got {rows}"
             )
-        weights = np.ones(rows, np.float32) if block.weights is None else block.weights
+        weights = np.ones(rows) if block.weights is None else block.weights
+        weights = np.asarray(weights, jnp.result_type(float))
+        if weights.shape != (rows,):
+            raise ValueError(
+                f"weights must have one entry for each of a block's {rows} rows, got "
+                f"shape {weights.shape}"
+            )
         missing = source.rows_per_block - rows
         x = jax.tree.map(partial(_padded, missing), x)
-        yield Block(x, np.pad(np.asarray(weights), (0, missing)))
+        yield Block(x, np.pad(weights, (0, missing)))
 
 
 def _padded(missing, leaf):
@@ -221,8 +227,10 @@ class Surveyed(NamedTuple):
     """The weight of each block, by which later passes are known to be the same."""
     counts: tuple[int, ...]
     """How many of its rows weigh something."""
-    digest: str
-    """What all blocks hold."""
+
+    def digest(self) -> str:
+        """Of what all blocks hold, in another pass."""
+        return digest([digest(tuple(block)) for block in same_blocks(self)])
 
 
 def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
@@ -230,7 +238,7 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
 
     Refused is what the objective refuses of rows in memory, too.
     """
-    first, weights, counts, digests = None, [], [], []
+    first, weights, counts = None, [], []
     for block in padded(source):
         first = jax.device_put(block) if first is None else first
         if not np.all(np.isfinite(block.weights) & (block.weights >= 0)):
@@ -238,14 +246,13 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
         objective.prepare(params, as_data(source.decode(block.x)))
         weights.append(float(block.weights.sum()))
         counts.append(int(np.count_nonzero(block.weights)))
-        digests.append(digest(tuple(block)))
     if first is None or not any(weights):
         raise ValueError(f"data must have rows of weight, got {len(weights)} blocks")
-    return Surveyed(source, first, tuple(weights), tuple(counts), digest(digests))
+    return Surveyed(source, first, tuple(weights), tuple(counts))
 
 
 def same_blocks(known: Surveyed) -> Iterator[Block]:
-    """Another pass over the blocks, refused if they are not the ones surveyed."""
+    """Another pass over the blocks, refused if their weights are not those surveyed."""
     count = 0
     for block in padded(known.source):
         if count == len(known.weights) or block.weights.sum() != known.weights[count]:

@@ -131,9 +131,9 @@ def _add_fit(parser):
     parser.add_argument(
         "--objective",
         choices=("mpf", "pseudolikelihood", "likelihood"),
-        default="mpf",
-        help="minimum probability flow (mpf, the default), or exact likelihood for "
-        "small models",
+        help="minimum probability flow (mpf, the default but for an rbm, whose flow "
+        "may have no minimum), pseudolikelihood (then), or exact likelihood for small "
+        "models",
     )
     penalty = parser.add_mutually_exclusive_group()
     penalty.add_argument(

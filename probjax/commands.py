@@ -32,6 +32,8 @@ def fit(asked: Namespace) -> None:
     """Learn a model of a table, write it, and say how that went."""
     _check_out(asked.out, ".npz")
     _check_figures(asked.figures)
+    if asked.objective is None:
+        asked.objective = "pseudolikelihood" if asked.model == "rbm" else "mpf"
     table = tables.read(asked.data, array=asked.array)
     num_states = _num_states(asked, table)
     data = families.counted(table.x)

@@ -63,7 +63,12 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
     """
     along = _automatic(_context_mesh() if mesh is None else mesh)
     num_mine = len(along.local_devices)
-    count = len(jax.tree.leaves(rows)[0])
+    if isinstance(rows, Data) and rows.weights is not None:
+        rows = rows._replace(weights=np.asarray(rows.weights))
+    lengths = sorted({len(leaf) for leaf in jax.tree.leaves(rows)})
+    if len(lengths) != 1:
+        raise ValueError(f"rows must all be as many, got arrays of lengths {lengths}")
+    count = lengths[0]
     counts = np.atleast_1d(multihost_utils.process_allgather(np.asarray(count)))
     full = -(-int(counts.max()) // num_mine) * num_mine
     if (counts != full).any():
@@ -77,6 +82,9 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
     where = NamedSharding(along, PartitionSpec(along.axis_names))
 
     def place(leaf):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            kind = jax.random.key_impl(leaf)
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf)), impl=kind)
         leaf = np.asarray(leaf, jnp.result_type(leaf))
         return jax.make_array_from_process_local_data(where, leaf)
 
@@ -89,11 +97,13 @@ def driver(
     """`function`, run on the mesh that its arguments lie on, or that of the context.
 
     Compiled code is told of the mesh by its context. The mesh of arguments that are
-    not known is not known either, so inside `jit` it has to be that of the context.
+    not known is not known either, so inside `jit` it has to be that of the context, and
+    to have axes of the type Auto.
     """
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        _refuse_typed()
         mesh = _mesh_to_set((args, kwargs))
         if mesh is None:
             return function(*args, **kwargs)
@@ -189,6 +199,16 @@ def _is_outside():
     except ValueError:
         return False
     return True
+
+
+def _refuse_typed():
+    """Inside of compiled code a mesh with places in types cannot be exchanged."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _is_outside() and mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "a driver inside jit needs a mesh with axes of the type Auto: make it by "
+            "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * n)"
+        )
 
 
 def _automatic(mesh: Any) -> Any:

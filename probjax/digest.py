@@ -109,7 +109,17 @@ def _of_set(value: Iterable) -> tuple[str, list]:
 @_parts.register(types.FunctionType)
 def _of_function(value: Any) -> tuple[str, list]:
     cells = [_content(cell) for cell in value.__closure__ or ()]
-    return _name(value), [value.__code__, value.__defaults__, *cells]
+    given = (value.__defaults__, value.__kwdefaults__)
+    return _name(value), [_undocumented(value), given, *cells]
+
+
+def _undocumented(value: Any) -> types.CodeType:
+    """The code of a function without its documentation, which may change freely."""
+    code = value.__code__
+    constants = code.co_consts
+    if value.__doc__ is not None and constants[:1] == (value.__doc__,):
+        constants = (None, *constants[1:])
+    return code.replace(co_consts=constants)
 
 
 def _content(cell: Any) -> Any:
@@ -121,9 +131,7 @@ def _content(cell: Any) -> Any:
 
 @_parts.register(types.CodeType)
 def _of_code(value: types.CodeType) -> tuple[bytes, list]:
-    # Strings are left out, most of them being documentation.
-    constants = [c for c in value.co_consts if not isinstance(c, str)]
-    return value.co_code, [value.co_names, *constants]
+    return value.co_code, [value.co_names, *value.co_consts]
 
 
 @_parts.register(types.MethodType)

@@ -133,11 +133,14 @@ class _Density(DensityMixin, BaseEstimator):
         Markov chains, of which every tenth state is kept after a thousand.
 
         Args:
-            random_state: None to go on from that of the estimator.
+            random_state: None for that of the estimator: with an integer there, the
+                same rows every time.
         """
         check_is_fitted(self)
         given = self.random_state if random_state is None else random_state
-        return families.draw(_key(given), self.model_, n_samples).astype(np.float64)
+        # Apart from the keys of `fit`, which are split from the same.
+        key = jax.random.fold_in(_key(given), 1)
+        return families.draw(key, self.model_, n_samples).astype(np.float64)
 
 
 class _Bits(_Density):

@@ -185,7 +185,9 @@ def fit(
         return _finish(plan, *run_compiled(plan, key, params, data))
     if not is_concrete((key, params, data, plan)):
         raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
-    rows = data if known is None else (known.digest, known.source.decode)
+    rows = data
+    if known is not None and checkpoint is not None:
+        rows = (known.digest(), known.source.decode)
     asked = {"key": key, "params": params, "data": rows, **vars(plan)}
     kept = kept_by(checkpoint, "fit", **asked)
     if known is None:
@@ -210,6 +212,8 @@ def loss(
 
     `key` is for what is random in the objective; `chunk_size` is as for `fit`.
     """
+    if isinstance(data, Blocks):
+        raise ValueError("a loss is of rows in memory, got Blocks")
     data = at_door(objective, params, data)
     refuse_mask(data, "a loss is of complete rows")
     if chunk_size is not None:

@@ -4,8 +4,9 @@ The descent asks for the loss at a point, a pass over all blocks adds it up with
 gradient exactly (see `probjax.rows`), and the descent is told: the same steps as with
 the rows in memory, but for rounding. While one block is worked on the next is read.
 
-Minibatches are cut from one block after the other. Blocks come in their own order, the
-rows of each are dealt in random order, anew in every pass.
+Minibatches are cut from one block after the other, a batch beginning where the last one
+ended. Blocks come in their own order, the rows of each in random order, anew in every
+pass, and as often as their weights ask.
 """
 
 import dataclasses
@@ -18,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.batches import shuffle, take
 from probjax.blocks import Block, Surveyed, same_blocks
 from probjax.checkpoint import Kept
 from probjax.descent import Problem
@@ -39,7 +39,6 @@ from probjax.rounds import (
 )
 from probjax.rows import loss_over_rows, merged, no_rows
 from probjax.types import (
-    Array,
     Data,
     Objective,
     Params,
@@ -71,7 +70,6 @@ def run_over_blocks(
         while not (run.ended or run.stopped or run.round_step >= limit):
             run = step(run)
         run = after_piece(plan, run, params, callback, kept)
-    kept.keep(run, last=True)
     return run, progress(plan, run, params).params
 
 
@@ -185,56 +183,70 @@ def _batch_steps(plan, key, params, known, done):
     batches = _batches(plan, key, known, done)
 
     def step(run):
-        return _step(known.source.decode, plan, run, params, *next(batches))
+        rows = next(batches)
+        return _step(known.source.decode, plan, run, params, known.first, rows)
 
     return step
 
 
-def _batches(plan, key, known, done) -> Iterator[tuple[Block, Array, int]]:
-    """Blocks without end, with the rows of each in the order in which they are dealt,
-    and the place of the batch among them.
+def _batches(plan, key, known, done) -> Iterator[PyTree]:
+    """Rows as they are stored, `batch_size` at a time and without end.
+
+    They are one stream: passes follow each other, and a batch takes up where the last
+    one ended, in whatever block that is, so that the first `done` need not be dealt.
     """
-    size = plan.batch_size
+    size, count = plan.batch_size, sum(known.counts)
     deal_key = jax.random.fold_in(key, np.uint32(2**32 - 1))
-    counts = [max(1, rows // size) if rows else 0 for rows in known.counts]
-    passes, done = divmod(done, sum(counts))
-    for number in itertools.count(passes):
-        for i, block in enumerate(same_blocks(known)):
-            if done < counts[i]:
-                deal = _each_once if _is_plain(block, size) else _by_weight
-                dealt = jax.random.fold_in(deal_key, number * len(counts) + i)
-                held, order = jax.device_put(block), deal(dealt, block.weights)
-                for place in range(done, counts[i]):
-                    yield held, order, place
-            done = max(0, done - counts[i])
+    begun, skipped = divmod(done * size, count)
+    left = None
+    for number in itertools.count(begun):
+        pass_key = jax.random.fold_in(deal_key, number)
+        for dealt in _pass(pass_key, known, count, skipped):
+            left = dealt if left is None else jax.tree.map(_joined, left, dealt)
+            while len(jax.tree.leaves(left)[0]) >= size:
+                yield jax.tree.map(lambda leaf: leaf[:size], left)
+                left = jax.tree.map(lambda leaf: leaf[size:], left)
+        skipped = 0
 
 
-def _is_plain(block, size):
-    """Whether rows count alike, and are enough for a batch; else some are repeated."""
-    there = np.count_nonzero(block.weights)
-    return there >= size and np.all(block.weights[block.weights > 0] == 1)
+def _pass(key, known, count, skipped) -> Iterator[PyTree]:
+    """`count` rows, each as often as its weight asks, all but the first `skipped`.
+
+    A comb of equal steps over the weights of all blocks laid end to end: no row strays
+    from its share by more than one. Those of a block come in random order.
+    """
+    seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
+    offset = np.random.default_rng(seed).random()
+    step = sum(known.weights) / count
+    first, before = 0, 0.0
+    for i, block in enumerate(same_blocks(known)):
+        after = before + known.weights[i]
+        last = int(np.clip(np.ceil(after / step - offset), first, count))
+        last = count if i + 1 == len(known.weights) else last
+        if last > max(first, skipped):
+            # By its number, so that it is the same whether or not others were skipped.
+            generator = np.random.default_rng([*seed, i])
+            order = generator.permutation(len(block.weights))
+            ends = before + np.cumsum(block.weights[order], dtype=float)
+            teeth = (np.arange(first, last) + offset) * step
+            # Rounding must not lead beyond the last row of any weight.
+            teeth = np.minimum(teeth, np.nextafter(ends[-1], -np.inf))
+            chosen = order[np.searchsorted(ends, teeth, side="right")]
+            dealt = generator.permutation(chosen)[max(0, skipped - first) :]
+            yield jax.tree.map(lambda leaf, dealt=dealt: leaf[dealt], block.x)
+        first, before = last, after
 
 
-@jax.jit
-def _by_weight(key, weights):
-    return shuffle(key, weights, len(weights))
-
-
-@jax.jit
-def _each_once(key, weights):
-    order = shuffle(key, None, len(weights))
-    # What was padded comes last, where no batch begins.
-    return order[jnp.argsort(weights[order] == 0, stable=True)]
+def _joined(first, second):
+    return np.concatenate([first, second])
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(decode, plan, run, params, block, order, place):
+def _step(decode, plan, run, params, first, x):
     space = space_of(plan, params)
-    size = plan.batch_size
-    chosen = jax.lax.dynamic_slice_in_dim(order, place * size, size)
     # Dealt in proportion to their weights, so that they count equally.
-    batch = Data(take(block.x, chosen))
-    rows = prepared(plan.objective, params, decode, batch)
+    rows = prepared(plan.objective, params, decode, Data(x))
     problem, evaluate = problem_of(plan, space, rows, run.context)
     value, gradient = evaluate(space.method.where(run.method))
-    return told(plan, space, run, params, rows, problem, value, gradient)
+    data = prepared(plan.objective, params, decode, first)
+    return told(plan, space, run, params, data, problem, value, gradient)

@@ -132,7 +132,6 @@ def run_in_pieces(
         limit = (int(run.round_step) // every + 1) * every
         run = _advance_jit(plan, key, run, params, data, limit)
         run = after_piece(plan, run, params, callback, kept)
-    kept.keep(run, last=True)
     return run, progress(plan, run, params).params
 
 
@@ -149,11 +148,13 @@ def after_piece(
     callback: Callable[[Progress], Any] | None,
     kept: Kept,
 ) -> Run:
-    """Tell the host how far the run is, and keep it on disk if it is time."""
-    if callback is not None and callback(progress(plan, run, params)):
-        run = run._replace(stopped=jnp.asarray(True))
-    kept.keep(run)
-    return run
+    """Tell the host how far the run is, and keep it on disk if it is time.
+
+    A callback that ends it ends this call: on disk it is under way, and can go on.
+    """
+    asked = callback is not None and callback(progress(plan, run, params))
+    kept.keep(run, last=bool(asked) or is_over(plan, run))
+    return run._replace(stopped=jnp.asarray(True)) if asked else run
 
 
 def _start(plan, key, params, data):

@@ -6,11 +6,14 @@ refused. All trouble is one `ValueError` that names the file.
 """
 
 import csv
+import os
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from probjax.archives import array_names, read_array, read_arrays
 
 SPINS = ("-1", "1")
 MOST_LETTERS = 1000
@@ -81,38 +84,32 @@ def write(path: str | Path, x: np.ndarray, alphabet: tuple[str, ...] = ()) -> No
 
 def _read_npy(path, array):
     with open(path, "rb") as file:
-        return _stored(file), ()
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("is no array that NumPy wrote (a pickle is refused)")
+        file.seek(0)
+        return _stored(lambda: read_array(file, os.fstat(file.fileno()).st_size)), ()
 
 
 def _read_npz(path, array):
     try:
-        with zipfile.ZipFile(path) as members:
-            names = [name.removesuffix(".npy") for name in members.namelist()]
-            if array is None and len(names) != 1:
-                raise ValueError(
-                    f"holds {len(names)} arrays, {', '.join(sorted(names))}: name one "
-                    "with --array"
-                )
-            name = names[0] if array is None else array
-            if name not in names:
-                raise ValueError(
-                    f"has no array {name}, only {', '.join(sorted(names))}"
-                )
-            with members.open(f"{name}.npy") as file:
-                return _stored(file), ()
-    except (zipfile.BadZipFile, KeyError) as error:
+        names = array_names(path)
+    except zipfile.BadZipFile as error:
         raise ValueError("is damaged, or no .npz file") from error
+    shown = ", ".join(names)
+    if array is None and len(names) != 1:
+        raise ValueError(f"holds {len(names)} arrays, {shown}: name one with --array")
+    name = names[0] if array is None else array
+    if name not in names:
+        raise ValueError(f"has no array {name}, only {shown}")
+    return _stored(lambda: read_arrays(path, [name])[name]), ()
 
 
-def _stored(file):
-    """The array that a `.npy` holds."""
-    if file.read(6) != b"\x93NUMPY":
-        raise ValueError("is no array that NumPy wrote (a pickle is refused)")
-    file.seek(0)
+def _stored(load):
+    """The array that `load` finds in a file, if it is a table."""
     try:
-        cells = np.lib.format.read_array(file, allow_pickle=False)
+        cells = load()
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if "Object arrays" in str(error):
+        if "a pickle" in str(error):
             raise ValueError(
                 "holds Python objects, a pickle, which is refused"
             ) from error
@@ -153,13 +150,17 @@ def _read_csv(path, array):
 def _is_header(rows):
     """Whether the first row says what columns are.
 
-    None of its entries occurs below, or it counts columns further than letters go.
+    None of its entries occurs below, where they are not all numbers; or it counts
+    columns further than letters go.
     """
     if len(rows) < 2:
         return False
     below = {cell for row in rows[1:] for cell in row}
     counts = rows[0] == [str(column) for column in range(len(rows[0]))]
-    return below.isdisjoint(rows[0]) or (counts and rows[0][-1] not in below)
+    named = _numbers(np.array(rows[0])) is None
+    return (named and below.isdisjoint(rows[0])) or (
+        counts and rows[0][-1] not in below
+    )
 
 
 def _letters(cells: np.ndarray, alphabet) -> tuple[np.ndarray, tuple[str, ...]]:

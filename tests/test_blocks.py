@@ -29,12 +29,17 @@ from probjax import (
     ising,
     natural_gradient,
     rbm,
+    recipe,
 )
 from probjax.blocks import survey
+from probjax.data import as_data
+from probjax.objectives.reduce import mean
 from probjax.passes import _batches
 from probjax.rounds import Plan
+from probjax.types import Context
 
 ADAM = optax.adam(0.02)
+SLOW = optax.sgd(optax.linear_schedule(0.1, 0.001, 1000))
 
 
 def drawn(rows=300, size=5):
@@ -129,28 +134,102 @@ def test_minibatches_of_blocks_lead_to_the_minimum(key):
     assert abs(settled.mean() - best.loss) < 5 * spread + 0.02
 
 
-def test_a_pass_of_minibatches_deals_every_row_and_no_pass_is_like_another(key):
+def test_passes_deal_every_row_once_and_no_pass_is_like_another(key):
     numbered = np.arange(130)[:, None] >> np.arange(8) & 1
-    # Of the last block's 30 rows, those 20 are dealt that come first.
+    # The last block has 30 rows, which no number of batches comes to.
     source = blocks.from_array(numbered.astype(np.uint8), rows_per_block=100)
-    batches = list(dealt(key, source, 0, 12))
-    numbers = [batch @ 2 ** np.arange(8) for batch in batches]
-    assert sorted(np.concatenate(numbers[:5])) == list(range(100))
-    assert set(numbers[5]) <= set(range(100, 130))
-    assert len(set(numbers[5])) == 20
-    assert sorted(np.concatenate(numbers[6:11])) == list(range(100))
-    assert not np.array_equal(numbers[0], numbers[6])
+    batches = list(dealt(key, source, 0, 13))
+    numbers = np.concatenate([batch @ 2 ** np.arange(8) for batch in batches])
+    first, second = numbers[:130], numbers[130:]
+    assert sorted(first) == sorted(second) == list(range(130))
+    assert sorted(first[:100]) == list(range(100))
+    assert not np.array_equal(first, second)
     for done in (1, 5, 6, 8):
-        later = list(dealt(key, source, done, 12 - done))
+        later = list(dealt(key, source, done, 13 - done))
         np.testing.assert_array_equal(later, batches[done:])
+
+
+def test_rows_are_dealt_as_often_as_they_weigh_whatever_their_block(key):
+    numbered = np.arange(90)[:, None] >> np.arange(8) & 1
+    weights = np.repeat([4.0, 1.0, 0.5], 30)
+    weights[::7] = 0
+    whole = Data(numbered.astype(np.uint8), weights)
+    source = blocks.from_array(whole.x, weights=weights, rows_per_block=40)
+    count = np.count_nonzero(weights)
+    batches = list(dealt(key, source, 0, count))
+    numbers = np.concatenate([batch @ 2 ** np.arange(8) for batch in batches])
+    # Twenty passes of so many rows each.
+    often = np.bincount(numbers, minlength=90)
+    share = 20 * count * weights / weights.sum()
+    assert np.all(often[weights == 0] == 0)
+    assert np.all(np.abs(often - share) < 20)
+    np.testing.assert_allclose(often[:30].sum(), share[:30].sum(), atol=20)
+    for done in (3, count // 2):
+        later = list(dealt(key, source, done, 10))
+        np.testing.assert_array_equal(later, batches[done : done + 10])
+
+
+def distance(params, x):
+    return jnp.sum((x - params) ** 2) / 2
+
+
+@pytest.mark.parametrize("rows_per_block", [64, 40, 66])
+def test_minibatches_of_short_and_weighted_blocks_have_the_mean_of_all(
+    key, rows_per_block
+):
+    x = np.zeros((66, 2))
+    x[64:] = 1.0
+    weights = np.where(np.arange(66) < 33, 1.0, 3.0)
+    options = dict(optimizer=SLOW, num_rounds=1, steps_per_round=2000, batch_size=32)
+    for given in (None, weights):
+        source = blocks.from_array(x, weights=given, rows_per_block=rows_per_block)
+        found = fit(key, OwnMean(), jnp.zeros(2), source, **options)
+        expected = np.average(x, 0, given)
+        np.testing.assert_allclose(found.params, expected, atol=0.02)
+
+
+@recipe
+class OwnMean:
+    """The mean of rows, as what is nearest to them."""
+
+    @property
+    def reduce(self):
+        return mean
+
+    def prepare(self, params, data):
+        return as_data(data)
+
+    def init(self, key, params, data):
+        return Context((), ())
+
+    def refresh(self, key, params, data, context):
+        return context
+
+    def row(self, params, x, context):
+        return distance(params, x)
+
+    def rest(self, params, shared):
+        return jnp.zeros(())
+
+
+def test_a_stopping_rule_sees_the_first_block_and_not_a_batch(key):
+    seen = []
+
+    def never(progress, data):
+        seen.append((data.x.shape, data.weights is None))
+        return False
+
+    source = blocks.from_array(drawn(), rows_per_block=100)
+    options = dict(optimizer=ADAM, steps_per_round=2, batch_size=20, stop=never)
+    fit_blocks(source, PseudoLikelihood(ising.energy), **options)
+    assert set(seen) == {((100, 5), False)}
 
 
 def dealt(key, source, done, count):
     objective, start = PseudoLikelihood(ising.energy), random_ising(0, 8)
     known = survey(source, objective, start)
     plan = Plan(objective, None, None, 0.0, None, None, 1, 1, 20, 100)
-    for block, order, place in islice(_batches(plan, key, known, done), count):
-        yield np.asarray(block.x)[np.asarray(order)[place * 20 : (place + 1) * 20]]
+    yield from islice(_batches(plan, key, known, done), count)
 
 
 def fit_blocks(source, objective=None, **options):
@@ -200,6 +279,7 @@ def test_bad_blocks_are_refused_wherever_they_are():
         "scalar": (np.ones(()), "arrays with a leading axis of rows"),
         "uneven": ((good, good[:3]), r"must have the same rows, got \[3, 10\]"),
         "weights": (Data(good, -np.ones(10)), "weights must not be negative"),
+        "few weights": (Data(good, np.ones(9)), "for each of a block's 10 rows, got"),
         "mask": (Data(good, mask=good > 0), "rows on disk must be complete"),
     }.values():
         with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 
@@ -145,10 +146,18 @@ def test_a_fit_that_was_cut_ends_as_if_it_had_not_been(name, key, tmp_path):
     found, those_kept = cut(run, path, pieces=2)
     chex.assert_trees_all_equal(found, whole)
     assert those_kept == pieces
-    written = path.stat().st_mtime_ns
+    written = path.read_bytes()
     again = run(checkpoint=Checkpoint(path))
     chex.assert_trees_all_equal(again, whole)
-    assert path.stat().st_mtime_ns > written
+    assert path.read_bytes() == written
+
+
+def test_a_fit_that_a_callback_ended_goes_on_without_it(key, tmp_path):
+    run = partial(fits(key)["L-BFGS"], checkpoint=Checkpoint(tmp_path / "ended.npz"))
+    whole = fits(key)["L-BFGS"]()
+    short = run(callback=lambda progress: True)
+    assert 0 < len(short.losses) < len(whole.losses)
+    chex.assert_trees_all_equal(run(), whole)
 
 
 def chains(key):
@@ -350,6 +359,55 @@ def scaled_by(factor):
         return factor * jnp.sum(params * x)
 
     return energy
+
+
+def contracted(x):
+    """One way."""
+    return jnp.einsum("i,ij,j", x, x, x)
+
+
+def otherwise(x):
+    """Another way."""
+    return jnp.einsum("i,ji,j", x, x, x)
+
+
+def scaled(x, *, scale=1.0):
+    return x * scale
+
+
+def scaled_more(x, *, scale=2.0):
+    return x * scale
+
+
+def documented(x):
+    """One thing."""
+    return x
+
+
+def test_digests_see_strings_and_defaults_but_no_documentation():
+    def named(function, like):
+        return types.FunctionType(
+            function.__code__,
+            globals(),
+            like.__name__,
+            function.__defaults__,
+        )
+
+    assert digest(contracted.__code__) != digest(otherwise.__code__)
+    pairs = (contracted, otherwise), (scaled, scaled_more)
+    for first, second in pairs:
+        second.__qualname__ = first.__qualname__
+        assert digest(first) != digest(second)
+    plain = named(documented, documented)
+    before = digest(plain)
+    plain.__doc__ = documented.__doc__
+    code = documented.__code__
+    changed = tuple(
+        "Another." if c == documented.__doc__ else c for c in code.co_consts
+    )
+    other = types.FunctionType(code.replace(co_consts=changed), globals(), "documented")
+    assert other.__doc__ == "Another."
+    assert digest(other) == before
 
 
 def test_digests_tell_values_kinds_code_and_closures_apart():

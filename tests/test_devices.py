@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -81,6 +82,14 @@ def test_each_device_holds_its_share_and_no_more(runs):
 def test_chains_have_no_word_of_each_other(runs):
     for run in runs.values():
         np.testing.assert_array_equal(run["collectives"], 0)
+
+
+def test_what_cannot_be_spread_is_refused_and_keys_can():
+    with pytest.raises(ValueError, match=r"as many, got arrays of lengths \[2, 3\]"):
+        spread((np.ones(2), np.ones(3)))
+    keys = jax.random.split(jax.random.key(0), 4)
+    assert np.all(spread(keys) == keys)
+    np.testing.assert_array_equal(spread(Data(np.ones((2, 1)), [1, 2])).weights, [1, 2])
 
 
 def test_one_device_changes_nothing():

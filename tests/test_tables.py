@@ -60,6 +60,11 @@ def test_a_row_that_counts_is_a_state_where_letters_go_as_far(file):
     np.testing.assert_array_equal(found.x, [[0, 1, 2], [2, 0, 1]])
 
 
+def test_a_row_of_numbers_is_a_state_even_if_none_comes_again(file):
+    found = tables.read(file("x.csv", "0,0,0\n1,1,1\n1,1,1\n"))
+    np.testing.assert_array_equal(found.x, [[0, 0, 0], [1, 1, 1], [1, 1, 1]])
+
+
 def test_the_alphabet_of_a_model_decides(file):
     ones = file("ones.csv", "1,1\n1,1\n")
     assert tables.read(ones).alphabet == ()
@@ -105,6 +110,7 @@ def _npy(array, **options):
         ("x.npy", _npy(BITS)[:-5], "damaged or truncated"),
         ("x.npy", _npy(BITS)[:20], "damaged or truncated"),
         ("x.npy", b"", "no array that NumPy wrote"),
+        ("x.npy", _npy(BITS).replace(b"(2, 3)", b"(9999999999, 3)"), "damaged"),
         ("x.npy", pickle.dumps(Trap()), "pickle is refused"),
         ("x.npy", _npy(np.array([[Trap()]], object)), "a pickle, which is refused"),
         ("x.npy", _npy(np.array([0, 1])), r"rows of sites, \(row, site\), got \(2,\)"),

@@ -90,6 +90,11 @@ class Sparse:
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "hidden units are of complete rows")
+        if hasattr(self.objective, "of_mean"):
+            raise ValueError(
+                "Sparse around Sparse would lose the inner cost: give one log_odds, "
+                "and a target for each unit"
+            )
         return self.objective.prepare(params, data)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
