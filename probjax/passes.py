@@ -2,7 +2,8 @@
 
 The descent asks for the loss at a point, a pass over all blocks adds it up with its
 gradient exactly (see `probjax.rows`), and the descent is told: the same steps as with
-the rows in memory, but for rounding. While one block is worked on the next is read.
+the rows in memory, but for rounding. While one block is worked on the next is read. On
+the mesh of the context (see `probjax.devices`) each device has its part of a block.
 
 Minibatches are cut from one block after the other. Blocks come in their own order, the
 rows of each are dealt in random order, anew in every pass.
@@ -22,6 +23,7 @@ from probjax.batches import shuffle, take
 from probjax.blocks import Block, Surveyed, same_blocks
 from probjax.checkpoint import Kept
 from probjax.descent import Problem
+from probjax.devices import placed
 from probjax.rounds import (
     Plan,
     Progress,
@@ -138,7 +140,8 @@ def _full_steps(plan, params, known):
         here = _where(plan, run, params)
         total = no_rows(here, float_dtype(here))
         for block in same_blocks(known):
-            before, total = total, _add(decode, plan, here, run.context, block, total)
+            mine = placed(block)
+            before, total = total, _add(decode, plan, here, run.context, mine, total)
             # No more than two under way, or all blocks would wait in memory.
             jax.block_until_ready(before)
         return _told(decode, plan, run, params, known.first, total)
@@ -203,7 +206,7 @@ def _batches(plan, key, known, done) -> Iterator[tuple[Block, Array, int]]:
             if done < counts[i]:
                 deal = _each_once if _is_plain(block, size) else _by_weight
                 dealt = jax.random.fold_in(deal_key, number * len(counts) + i)
-                held, order = jax.device_put(block), deal(dealt, block.weights)
+                held, order = placed(block), deal(dealt, block.weights)
                 for place in range(done, counts[i]):
                     yield held, order, place
             done = max(0, done - counts[i])
