@@ -115,15 +115,16 @@ def batches(found):
 def in_blocks(found):
     bits = np.array(jax.random.bernoulli(key(), 0.4, (92, SIZE)))
     source = blocks.from_array(bits, rows_per_block=48)
-    run = partial(fit, key(), MPF(ising.energy), random_ising(0, SIZE), source)
+    model = (MPF(ising.energy), random_ising(0, SIZE))
+    learned = partial(fit, key(), *model, source, optimizer=ADAM, steps_per_round=5)
     if jax.process_count() > 1:
         with pytest.raises(ValueError, match="blocks are read by one process"):
-            run()
+            learned()
         return
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
-        found["blocks"] = ising.coupling_matrix(run().params)
+        found["blocks"] = ising.coupling_matrix(learned().params)
     with jax.set_mesh(spread(bits[:48]).sharding.mesh):
-        first = blocks.survey(source, MPF(ising.energy), random_ising(0, SIZE)).first
+        first = blocks.survey(source, *model).first
     shares = [len(shard.data) for shard in first.x.addressable_shards]
     assert shares == [48 // jax.device_count()] * jax.device_count()
 
@@ -211,14 +212,14 @@ class KilledError(Exception):
 def cut_runs(found, folder):
     """Runs that die on their way and are begun again, kept on disk in both forms."""
     rows = mine(np.array(jax.random.normal(key(), (64, 3))))
-    for name, run in {"fit": partial(learn, rows), "ais": anneal_on_mesh}.items():
-        whole = run(callback=lambda _: None)
+    for name, job in {"fit": partial(learn, rows), "ais": anneal_on_mesh}.items():
+        whole = job(callback=lambda _: None)
         for form in (".npz", "") if find_spec("orbax") else (".npz",):
             path = folder / f"{name}_{jax.device_count()}{form}"
-            again, lay = cut(run, path)
+            again, lay = cut(job, path)
             found[f"cut_{name}{form}"] = same_bits(again, whole)
             found[f"lay_{name}{form}"] = np.array(lay)
-    ended = run(checkpoint=Checkpoint(path))
+    ended = job(checkpoint=Checkpoint(path))
     assert same_bits(ended, whole).all()
     if jax.process_index() + 1 == jax.process_count():
         rows[-1, -1] += 1
@@ -229,10 +230,17 @@ def cut_runs(found, folder):
 
 
 def learn(rows, **how):
-    objective, rounds = ContrastiveDivergence(quartic, REDUCED), {"num_rounds": 3}
-    rows = spread(rows)
-    how |= rounds | {"steps_per_round": 2, "callback_every": 1}
-    return fit(key(), objective, jnp.ones(3), rows, **how)
+    return fit(
+        key(),
+        ContrastiveDivergence(quartic, HMC(0.9)),
+        jnp.ones(3),
+        spread(rows),
+        optimizer=ADAM,
+        num_rounds=3,
+        steps_per_round=2,
+        callback_every=1,
+        **how,
+    )
 
 
 def anneal_on_mesh(**how):
@@ -240,7 +248,7 @@ def anneal_on_mesh(**how):
         return anneal(callback_every=20, **how)
 
 
-def cut(run, path):
+def cut(job, path):
     """The outcome of a run in two parts, and whether arrays lay as before between."""
     # By the clock of another process it is never time to write.
     kept = Checkpoint(path, every=1e9 * jax.process_index())
@@ -264,9 +272,9 @@ def cut(run, path):
         patch.setattr(checkpoint, "_written", seen_written)
         patch.setattr(checkpoint, "_restored", seen_restored)
         with pytest.raises(KilledError):
-            run(callback=die, checkpoint=kept)
+            job(callback=die, checkpoint=kept)
         before = written[-1]
-        again = run(checkpoint=kept)
+        again = job(checkpoint=kept)
     after = jax.tree.leaves(restored[0])
     pairs = zip(before, after, strict=True)
     return again, [a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs]
