@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.data import as_data, mean_of_observed, refuse_mask
+from probjax.devices import placed
 from probjax.digest import digest
 from probjax.types import (
     Array,
@@ -238,9 +239,14 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
 
     Refused is what the objective refuses of rows in memory, too.
     """
+    if jax.process_count() > 1:
+        raise ValueError(
+            "blocks are read by one process, on as many devices as it has, got "
+            f"{jax.process_count()} processes: spread rows in memory among them"
+        )
     first, weights, counts = None, [], []
     for block in padded(source):
-        first = jax.device_put(block) if first is None else first
+        first = placed(block) if first is None else first
         if not np.all(np.isfinite(block.weights) & (block.weights >= 0)):
             raise ValueError("weights must not be negative, infinite or NaN")
         objective.prepare(params, as_data(source.decode(block.x)))

@@ -6,6 +6,11 @@ was cut, so that the outcome is that of a run that was not, to the bit. Beside t
 is a digest of every argument: a run that was asked to do something else is refused, as
 is whatever is no checkpoint, and neither is overwritten. A file that is complete stays
 until the next one is, so that a kill while it is written costs no more than any other.
+
+With the state is written how each array lay on the mesh, and there it is put again: on
+as many devices the outcome is the same to the bit. On others a run goes on, too, as
+long as its processes are as many, and differs by rounding. Several processes write one
+checkpoint, in a folder they share.
 """
 
 import os
@@ -16,8 +21,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from probjax import storage
+from probjax.devices import Layout, laid_out, layout_of, on_host, place_of
 from probjax.digest import digest
 from probjax.types import PyTree, is_concrete, recipe, static
 
@@ -30,8 +38,9 @@ class Checkpoint:
     at its end. To begin anew, remove it.
 
     Args:
-        path: a file that ends in `.npz`, or a directory written by Orbax, for arrays
-            that are spread over devices (`pip install orbax-checkpoint`).
+        path: a file that ends in `.npz`, or a directory written by Orbax, to which
+            every process writes its own part of arrays that are spread over devices,
+            so that none need hold them whole (`pip install orbax-checkpoint`).
         every: the least seconds from one writing to the next; 0 for as often as the
             driver comes to the host, which is every `callback_every` steps.
     """
@@ -74,34 +83,47 @@ def kept_by(checkpoint: Checkpoint | None, driver: str, **arguments: Any) -> Kep
     if not path.absolute().parent.is_dir():
         raise ValueError(f"checkpoint must be in a folder that exists, got {path}")
     form = _npz(path) if path.suffix == ".npz" else _orbax(path)
-    about = {name: digest(value) for name, value in arguments.items()}
+    about = _agreed({name: digest(value) for name, value in arguments.items()})
     found = form.read()
+    _check_shared(path, found)
     if found is not None:
-        _check_same(path, driver, about, found)
+        _check_same(path, driver, about, found.told)
     # In seconds that no change of the clock upsets.
     written = [time.monotonic()]
 
     def begin(start):
         if found is None:
             return start()
-        return _restored(path, found.leaves, jax.eval_shape(start))
+        return _restored(path, found, jax.eval_shape(start))
 
     def keep(state, last=False):
-        if last or time.monotonic() - written[0] >= checkpoint.every:
-            form.write(_Found(driver, about, jax.tree.leaves(state)))
+        due = last or time.monotonic() - written[0] >= checkpoint.every
+        # The clocks of processes differ, but all write or none.
+        if multihost_utils.broadcast_one_to_all(np.asarray(due)):
+            form.write(_written(driver, about, jax.tree.leaves(state)))
             written[0] = time.monotonic()
 
     return Kept(begin, keep)
 
 
-class _Found(NamedTuple):
-    """What is on disk."""
+class _Told(NamedTuple):
+    """What is known of a state beside its numbers."""
 
     driver: str
     about: Mapping[str, str]
     """A digest of every argument."""
+    kinds: list[str | None]
+    """Of which kind leaves are that are keys."""
+    layouts: list[Layout]
+    """How each lay on the mesh."""
+
+
+class _Found(NamedTuple):
+    """What is on disk."""
+
+    told: _Told
     leaves: list
-    """The arrays of the state."""
+    """The arrays of the state, keys as the numbers they are made of."""
 
 
 class _Form(NamedTuple):
@@ -109,14 +131,32 @@ class _Form(NamedTuple):
     write: Callable[[_Found], None]
 
 
-def _check_same(path, driver, about, found):
-    if found.driver != driver:
+def _agreed(about: dict[str, str]) -> dict[str, str]:
+    """Digests of what all processes have, of which each knows its own part."""
+    if jax.process_count() == 1:
+        return about
+    mine = np.array([list(bytes.fromhex(told)) for told in about.values()], np.uint8)
+    of_all = np.asarray(multihost_utils.process_allgather(mine))
+    return {name: digest(of_all[:, i]) for i, name in enumerate(about)}
+
+
+def _check_shared(path, found):
+    there = multihost_utils.process_allgather(np.asarray(found is not None))
+    if np.any(there) and not np.all(there):
         raise ValueError(
-            f"{path} is the checkpoint of a run of {found.driver}, not of {driver}: "
+            f"checkpoint must be in a folder that all processes share, got {path}, "
+            "which only some of them find"
+        )
+
+
+def _check_same(path, driver, about, told):
+    if told.driver != driver:
+        raise ValueError(
+            f"{path} is the checkpoint of a run of {told.driver}, not of {driver}: "
             "name another file"
         )
-    names = sorted(about.keys() | found.about.keys())
-    others = [name for name in names if about.get(name) != found.about.get(name)]
+    names = sorted(about.keys() | told.about.keys())
+    others = [name for name in names if about.get(name) != told.about.get(name)]
     if others:
         raise ValueError(
             f"{path} is the checkpoint of a run with other arguments, as these differ: "
@@ -124,11 +164,32 @@ def _check_same(path, driver, about, found):
         )
 
 
-def _restored(path, leaves, like):
+def _written(driver, about, leaves):
+    """What to write of a state."""
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    kinds = [_key_kind(leaf) for leaf in leaves]
+    told = _Told(driver, about, kinds, [layout_of(leaf) for leaf in leaves])
+    pairs = zip(leaves, kinds, strict=True)
+    return _Found(
+        told, [jax.random.key_data(leaf) if kind else leaf for leaf, kind in pairs]
+    )
+
+
+def _key_kind(leaf):
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_impl(leaf)) if is_key else None
+
+
+def _restored(path, found, like):
     """A state like `like` of what was written of its leaves."""
+    pairs = zip(found.leaves, found.told.kinds, strict=True)
+    leaves = [
+        jax.random.wrap_key_data(leaf, impl=kind) if kind else leaf
+        for leaf, kind in pairs
+    ]
     expected, form = jax.tree.flatten(like)
     shapes = [(leaf.shape, leaf.dtype) for leaf in expected]
-    if [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves] != shapes:
+    if [(leaf.shape, leaf.dtype) for leaf in leaves] != shapes:
         raise ValueError(
             f"{path} does not hold the state of such a run: was it written by another "
             "version?"
@@ -146,11 +207,18 @@ def _npz(path: Path) -> _Form:
         if not path.exists():
             return None
         match storage.load(path):
-            case {"driver": str(driver), "about": dict(about), "leaves": list(leaves)}:
-                return _Found(driver, about, leaves)
+            case {"told": _Told() as told, "leaves": list(leaves)}:
+                pairs = zip(leaves, told.layouts, strict=True)
+                return _Found(told, [laid_out(np.asarray(x), how) for x, how in pairs])
         raise ValueError(f"{path} is a probjax file, but not a checkpoint")
 
-    return _Form(read, lambda found: storage.save(path, found._asdict()))
+    def write(found):
+        whole = {"told": found.told, "leaves": [on_host(leaf) for leaf in found.leaves]}
+        if jax.process_index() == 0:
+            storage.save(path, whole)
+        multihost_utils.sync_global_devices(f"{path} is written")
+
+    return _Form(read, write)
 
 
 def _orbax(path: Path) -> _Form:
@@ -173,14 +241,16 @@ def _orbax(path: Path) -> _Form:
             if any(path.iterdir()):
                 raise ValueError(f"{path} holds other things than a checkpoint")
             return None
-        parts = ocp.args.Composite(
-            about=ocp.args.JsonRestore(), leaves=ocp.args.StandardRestore()
-        )
         try:
-            found = manager.restore(step, args=parts)
-            told = found["about"]
-            leaves = _from_names(found["leaves"], told["keys"])
-            return _Found(told["driver"], told["about"], leaves)
+            about = ocp.args.Composite(about=ocp.args.JsonRestore())
+            told = _Told(**manager.restore(step, args=about)["about"])
+            wanted = [_where_to_read(ocp, layout) for layout in told.layouts]
+            parts = ocp.args.PyTreeRestore(restore_args=_by_name(wanted))
+            parts = ocp.args.Composite(leaves=parts)
+            named = manager.restore(step, args=parts)["leaves"]
+            leaves = [named[f"leaf{i}"] for i in range(len(named))]
+            # What lay on no mesh was written by the host.
+            return _Found(told, [jnp.asarray(leaf) for leaf in leaves])
         except Exception as error:
             # A damaged one can fail in any of the parsers: all of it is one trouble.
             message = f"{path} cannot be read as a checkpoint: {error}"
@@ -188,10 +258,11 @@ def _orbax(path: Path) -> _Form:
 
     def write(found):
         step = manager.latest_step()
-        leaves, keys = _by_name(found.leaves)
-        told = {"driver": found.driver, "about": found.about, "keys": keys}
+        pairs = zip(found.leaves, found.told.layouts, strict=True)
+        leaves = [leaf if how is not None else np.asarray(leaf) for leaf, how in pairs]
         parts = ocp.args.Composite(
-            about=ocp.args.JsonSave(told), leaves=ocp.args.StandardSave(leaves)
+            about=ocp.args.JsonSave(found.told._asdict()),
+            leaves=ocp.args.PyTreeSave(_by_name(leaves)),
         )
         manager.save(0 if step is None else step + 1, args=parts, force=True)
         manager.wait_until_finished()
@@ -199,21 +270,13 @@ def _orbax(path: Path) -> _Form:
     return _Form(read, write)
 
 
-def _by_name(leaves: list) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays by name, keys as the numbers they are made of, with their kinds."""
-    named = {f"leaf{i}": jnp.asarray(leaf) for i, leaf in enumerate(leaves)}
-    kinds = {}
-    for name, leaf in named.items():
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            kinds[name] = str(jax.random.key_impl(leaf))
-            named[name] = jax.random.key_data(leaf)
-    return named, kinds
+def _by_name(leaves: list) -> dict[str, Any]:
+    return {f"leaf{i}": leaf for i, leaf in enumerate(leaves)}
 
 
-def _from_names(named: Mapping[str, Any], kinds: Mapping[str, str]) -> list:
-    wrapped = {
-        name: jax.random.wrap_key_data(named[name], impl=kind)
-        for name, kind in kinds.items()
-    }
-    whole = {**named, **wrapped}
-    return [whole[f"leaf{i}"] for i in range(len(whole))]
+def _where_to_read(ocp, layout):
+    """What tells Orbax to put an array down on the mesh, or leave it on the host."""
+    where = place_of(layout)
+    if where is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=where)

@@ -30,7 +30,9 @@ told `initialize("localhost:1234", num_processes=2, process_id=number)`. All pro
 call the same drivers in the same order with the same keys and parameters, and are given
 the same results. Of what is spread each has its own part: for all of it,
 `jax.experimental.multihost_utils.process_allgather(draws.x, tiled=True)`. Write files
-where `jax.process_index() == 0`. `benchmarks/launch.py` starts processes on a machine.
+where `jax.process_index() == 0`; a `Checkpoint` sees to that itself, and its path must
+lead all processes to the same place. `benchmarks/launch.py` starts processes on a
+machine.
 """
 
 import functools
@@ -148,6 +150,44 @@ def apart(rows: PyTree) -> PyTree:
     if not jax.tree.leaves(rows) or not _divides(rows):
         return rows
     return jax.lax.with_sharding_constraint(rows, PartitionSpec(_axes()))
+
+
+def placed(rows: PyTree) -> PyTree:
+    """`rows` of the host, each part on its device of the mesh of the context."""
+    if not _divides(rows):
+        return jax.device_put(rows)
+    where = NamedSharding(jax.sharding.get_mesh(), PartitionSpec(_axes()))
+    return jax.device_put(rows, where)
+
+
+Layout = list[Any] | None
+"""Along which axes of a mesh each axis of an array lies; None if it is on no mesh."""
+
+
+def layout_of(array: Any) -> Layout:
+    """How an array is laid out, in words that can be written down."""
+    where = getattr(array, "sharding", None)
+    return list(where.spec) if isinstance(where, NamedSharding) else None
+
+
+def place_of(layout: Layout) -> NamedSharding | None:
+    """Where on the mesh of the context a layout is; None if it has no such axes."""
+    mesh = jax.sharding.get_mesh()
+    if layout is None or mesh.empty:
+        return None
+    spec = PartitionSpec(
+        *(tuple(axes) if isinstance(axes, list) else axes for axes in layout)
+    )
+    names = {name for axes in spec if axes for name in np.atleast_1d(axes)}
+    return NamedSharding(mesh, spec) if names <= set(mesh.axis_names) else None
+
+
+def laid_out(array: np.ndarray, layout: Layout) -> jax.Array:
+    """An array of the host as it lay before, every process putting down its part."""
+    where = place_of(layout)
+    if where is None:
+        return jax.device_put(array)
+    return jax.make_array_from_callback(array.shape, where, array.__getitem__)
 
 
 def on_host(array: Any) -> np.ndarray:

@@ -76,7 +76,7 @@ def _of_value(value: Any) -> tuple[str, list]:
 def _of_array(value: Any) -> tuple[str, list]:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         kind = str(jax.random.key_impl(value))
-        return f"key {kind}", [np.asarray(jax.random.key_data(value))]
+        return f"key {kind}", [jax.random.key_data(value)]
     if not getattr(value, "is_fully_addressable", True):
         shards = [np.asarray(shard.data) for shard in value.addressable_shards]
         return "shards", shards

@@ -2,7 +2,8 @@
 
 The descent asks for the loss at a point, a pass over all blocks adds it up with its
 gradient exactly (see `probjax.rows`), and the descent is told: the same steps as with
-the rows in memory, but for rounding. While one block is worked on the next is read.
+the rows in memory, but for rounding. While one block is worked on the next is read. On
+the mesh of the context (see `probjax.devices`) each device has its part of a block.
 
 Minibatches are cut from one block after the other, a batch beginning where the last one
 ended. Blocks come in their own order, the rows of each in random order, anew in every
@@ -22,6 +23,7 @@ import numpy as np
 from probjax.blocks import Block, Surveyed, same_blocks
 from probjax.checkpoint import Kept
 from probjax.descent import Problem
+from probjax.devices import placed
 from probjax.rounds import (
     Plan,
     Progress,
@@ -136,7 +138,8 @@ def _full_steps(plan, params, known):
         here = _where(plan, run, params)
         total = no_rows(here, float_dtype(here))
         for block in same_blocks(known):
-            before, total = total, _add(decode, plan, here, run.context, block, total)
+            mine = placed(block)
+            before, total = total, _add(decode, plan, here, run.context, mine, total)
             # No more than two under way, or all blocks would wait in memory.
             jax.block_until_ready(before)
         return _told(decode, plan, run, params, known.first, total)
@@ -222,7 +225,7 @@ def _pass(key, known, count, skipped) -> Iterator[PyTree]:
     for i, block in enumerate(same_blocks(known)):
         after = before + known.weights[i]
         last = int(np.clip(np.ceil(after / step - offset), first, count))
-        last = count if i + 1 == len(known.weights) else last
+        last = count if not any(known.weights[i + 1 :]) else last
         if last > max(first, skipped):
             # By its number, so that it is the same whether or not others were skipped.
             generator = np.random.default_rng([*seed, i])

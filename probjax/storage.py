@@ -83,13 +83,25 @@ def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
 
 def _describe_array(node, arrays):
     if jnp.issubdtype(node.dtype, jax.dtypes.prng_key):
-        arrays.append(np.asarray(jax.random.key_data(node)))
+        arrays.append(_whole(jax.random.key_data(node)))
         return {"leaf": len(arrays) - 1, "key": str(jax.random.key_impl(node))}
-    array = np.asarray(node)
+    array = _whole(node)
     if array.dtype.kind not in "biufc":
         raise ValueError(f"cannot save an array of {array.dtype}")
     arrays.append(array)
     return {"leaf": len(arrays) - 1}
+
+
+def _whole(array):
+    here = getattr(array, "is_fully_addressable", True)
+    # Gathered it is by all processes or none, and one alone may have been asked.
+    if not (here or array.is_fully_replicated):
+        raise ValueError(
+            "cannot save an array of which other processes hold parts: let all of them "
+            "gather it, by jax.experimental.multihost_utils.process_allgather(array, "
+            "tiled=True)"
+        )
+    return np.asarray(array)
 
 
 def _describe_record(node, names, arrays):

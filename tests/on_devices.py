@@ -8,6 +8,8 @@ Results go to FILE, as arrays by name.
 import sys
 import warnings
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +21,14 @@ from small_models import random_ising
 from probjax import (
     HMC,
     MPF,
+    Checkpoint,
     ContrastiveDivergence,
     Data,
     Gaussian,
     HeatBath,
     ais,
+    blocks,
+    checkpoint,
     fit,
     ising,
     linear,
@@ -33,6 +38,7 @@ from probjax import (
     reverse_ais,
     sample,
     sample_mean,
+    storage,
     uncertainty,
     unique_rows,
 )
@@ -106,6 +112,23 @@ def batches(found):
     layout(found, "context", found_.context.rows)
 
 
+def in_blocks(found):
+    bits = np.array(jax.random.bernoulli(key(), 0.4, (92, SIZE)))
+    source = blocks.from_array(bits, rows_per_block=48)
+    model = (MPF(ising.energy), random_ising(0, SIZE))
+    learned = partial(fit, key(), *model, source, optimizer=ADAM, steps_per_round=5)
+    if jax.process_count() > 1:
+        with pytest.raises(ValueError, match="blocks are read by one process"):
+            learned()
+        return
+    with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
+        found["blocks"] = ising.coupling_matrix(learned().params)
+    with jax.set_mesh(spread(bits[:48]).sharding.mesh):
+        first = blocks.survey(source, *model).first
+    shares = [len(shard.data) for shard in first.x.addressable_shards]
+    assert shares == [48 // jax.device_count()] * jax.device_count()
+
+
 def chains(found):
     glass = random_ising(1, SIZE)
     bits = spread(mine(np.zeros((CHAINS, SIZE))))
@@ -132,27 +155,32 @@ def z_parts(draws):
     return np.stack([by_chain.mean(0), by_chain.std(0) / np.sqrt(len(by_chain))])
 
 
-def partition_functions(found):
-    target = (jax.random.key(1), quartic, jnp.array([1.0, 2.0, 0.5]), Gaussian(3))
-    anneal = partial(
-        ais,
-        *target,
+def target():
+    return jax.random.key(1), quartic, jnp.array([1.0, 2.0, 0.5]), Gaussian(3)
+
+
+def anneal(**how):
+    return ais(
+        *target(),
         sampler=HMC(0.3),
         num_particles=CHAINS,
         num_steps=60,
         pilot=None,
         resample_below=0.9,
-        callback_every=2,
+        **how,
     )
+
+
+def partition_functions(found):
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
-        short = anneal(callback=lambda _: True)
+        short = anneal(callback=lambda _: True, callback_every=2)
         found["first_weights"] = on_host(short.log_weights)
         layout(found, "particles", short.x)
-        annealed = anneal(callback=lambda _: None)
+        annealed = anneal(callback=lambda _: None, callback_every=2)
         assert annealed.particles.num_resampled > 0
         found["long_log_z"] = np.stack([annealed.log_z, annealed.stderr])
         drawn = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))
-    back = reverse_ais(*target, drawn, sampler=HMC(0.3), num_steps=60)
+    back = reverse_ais(*target(), drawn, sampler=HMC(0.3), num_steps=60)
     found["long_reverse"] = np.stack([back.log_z, back.stderr])
     layout(found, "back", back.x)
 
@@ -175,6 +203,99 @@ def likelihoods(found):
     found["first_log_p"] = on_host(estimate.per_row)
     found["long_log_p"] = np.stack([estimate.value, estimate.stderr])
     assert "nats per row" in estimate.describe()
+
+
+class KilledError(Exception):
+    pass
+
+
+def cut_runs(found, folder):
+    """Runs that die on their way and are begun again, kept on disk in both forms."""
+    rows = mine(np.array(jax.random.normal(key(), (64, 3))))
+    for name, job in {"fit": partial(learn, rows), "ais": anneal_on_mesh}.items():
+        whole = job(callback=lambda _: None)
+        for form in (".npz", "") if find_spec("orbax") else (".npz",):
+            path = folder / f"{name}_{jax.device_count()}{form}"
+            again, lay = cut(job, path)
+            found[f"cut_{name}{form}"] = same_bits(again, whole)
+            found[f"lay_{name}{form}"] = np.array(lay)
+    ended = job(checkpoint=Checkpoint(path))
+    assert same_bits(ended, whole).all()
+    if jax.process_index() + 1 == jax.process_count():
+        rows[-1, -1] += 1
+    # What only one process knows to differ, all refuse.
+    kept = Checkpoint(folder / f"fit_{jax.device_count()}.npz")
+    with pytest.raises(ValueError, match="as these differ: data"):
+        learn(rows, checkpoint=kept)
+
+
+def learn(rows, **how):
+    return fit(
+        key(),
+        ContrastiveDivergence(quartic, HMC(0.9)),
+        jnp.ones(3),
+        spread(rows),
+        optimizer=ADAM,
+        num_rounds=3,
+        steps_per_round=2,
+        callback_every=1,
+        **how,
+    )
+
+
+def anneal_on_mesh(**how):
+    with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
+        return anneal(callback_every=20, **how)
+
+
+def cut(job, path):
+    """The outcome of a run in two parts, and whether arrays lay as before between."""
+    # By the clock of another process it is never time to write.
+    kept = Checkpoint(path, every=1e9 * jax.process_index())
+    left, written, restored = iter(range(2)), [], []
+
+    def die(_):
+        if next(left, None) is None:
+            raise KilledError
+
+    with pytest.MonkeyPatch.context() as patch:
+        write, restore = checkpoint._written, checkpoint._restored
+
+        def seen_written(driver, about, leaves):
+            written.append(leaves)
+            return write(driver, about, leaves)
+
+        def seen_restored(*args):
+            restored.append(restore(*args))
+            return restored[-1]
+
+        patch.setattr(checkpoint, "_written", seen_written)
+        patch.setattr(checkpoint, "_restored", seen_restored)
+        with pytest.raises(KilledError):
+            job(callback=die, checkpoint=kept)
+        before = written[-1]
+        again = job(checkpoint=kept)
+    after = jax.tree.leaves(restored[0])
+    pairs = zip(before, after, strict=True)
+    return again, [a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs]
+
+
+def same_bits(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return np.array([on_host(a).tobytes() == on_host(b).tobytes() for a, b in pairs])
+
+
+def saved(folder):
+    """What is spread over devices is saved whole, and over processes not at all."""
+    rows = np.arange(48.0, dtype=np.float32).reshape(16, 3)
+    path = folder / f"rows_{jax.device_count()}.npz"
+    array = spread(mine(rows))
+    if jax.process_count() > 1:
+        with pytest.raises(ValueError, match="of which other processes hold parts"):
+            storage.save(path, array)
+    else:
+        storage.save(path, array)
+        assert np.array_equal(storage.load(path), rows)
 
 
 def refusals():
@@ -220,6 +341,12 @@ def main():
         part(found)
     words(found)
     refusals()
+    in_blocks(found)
+    saved(Path(path).parent)
+    with warnings.catch_warnings():
+        # Orbax has its own.
+        warnings.simplefilter("ignore")
+        cut_runs(found, Path(path).parent)
     for part in (batches, chains):
         part(again)
     for name, value in again.items():

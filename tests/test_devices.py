@@ -92,6 +92,21 @@ def test_what_cannot_be_spread_is_refused_and_keys_can():
     np.testing.assert_array_equal(spread(Data(np.ones((2, 1)), [1, 2])).weights, [1, 2])
 
 
+def test_blocks_are_fitted_on_many_devices(runs):
+    one, many = (runs[name]["blocks"] for name in ("1", "8"))
+    np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [".npz", ""], ids=["npz", "orbax"])
+@pytest.mark.parametrize("job", ["fit", "ais"])
+def test_runs_that_were_cut_go_on_where_they_were(runs, job, form):
+    if not form:
+        pytest.importorskip("orbax.checkpoint")
+    for run in runs.values():
+        assert run[f"lay_{job}{form}"].all()
+        assert run[f"cut_{job}{form}"].all()
+
+
 def test_one_device_changes_nothing():
     rows = np.arange(3.0)[:, None]
     data = spread(Data(rows))
