@@ -207,8 +207,11 @@ def _npz(path: Path) -> _Form:
         if not path.exists():
             return None
         match storage.load(path):
-            case {"told": _Told() as told, "leaves": list(leaves)}:
-                pairs = zip(leaves, told.layouts, strict=True)
+            case {
+                "told": _Told(str(), dict(), list(kinds), list(layouts)) as told,
+                "leaves": list(leaves),
+            } if len(leaves) == len(kinds) == len(layouts):
+                pairs = zip(leaves, layouts, strict=True)
                 return _Found(told, [laid_out(np.asarray(x), how) for x, how in pairs])
         raise ValueError(f"{path} is a probjax file, but not a checkpoint")
 

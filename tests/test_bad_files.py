@@ -317,5 +317,6 @@ def test_a_checkpoint_with_arrays_of_another_shape_is_refused(tmp_path):
         refuses("checkpoint", path)
     storage.save(path, found | {"leaves": {"a": jnp.ones(3)}})
     refuses("checkpoint", path)
-    storage.save(path, found | {"about": [1, 2]})
-    refuses("checkpoint", path)
+    for wrong in ({"about": [1, 2]}, {"layouts": []}, {"driver": 1}):
+        storage.save(path, found | {"told": found["told"]._replace(**wrong)})
+        refuses("checkpoint", path)
