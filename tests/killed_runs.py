@@ -11,6 +11,7 @@ how many were killed, and in how many pieces each of the last two ran.
 
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ def anneal(callback, checkpoint):
         Gaussian(3),
         sampler=HMC(0.4),
         num_particles=100,
-        num_steps=1500,
+        num_steps=4000,
         pilot=None,
         resample_below=0.5,
         callback=callback,
@@ -51,7 +52,7 @@ def learn(callback, checkpoint):
         PersistentMPF(quartic, sampler=HMC(0.4), num_particles=100, num_moves=2),
         jnp.array([1.0, 0.5, 2.0]),
         rows,
-        num_rounds=100,
+        num_rounds=300,
         steps_per_round=3,
         callback=callback,
         callback_every=1,
@@ -93,7 +94,12 @@ def run(job, folder, kills):
         pieces = generator.randrange(15) if number % 4 else 0
         for _ in range(pieces):
             os.read(told, 1)
-        time.sleep(generator.random() * (0.02 if pieces else 2))
+        moment = generator.random()
+        if pieces:
+            time.sleep(0.02 * moment)
+        else:
+            # However fast the machine, no later than its first piece.
+            select.select([told], [], [], 2 * moment)
         os.kill(child, signal.SIGKILL)
         died += os.WIFSIGNALED(os.waitpid(child, 0)[1])
         os.close(told)
