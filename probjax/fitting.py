@@ -289,12 +289,14 @@ def _shortfall(plan, run):
         f"fit has not converged: after {int(run.step)} steps the gradient norm is "
         f"{norm:.2g}, above the tolerance {limit:.2g}; "
     )
-    if run.method.stalled:
-        return short + "rounding lets it fall no further: use float64, or a chart"
+    advice = (
+        "rounding lets it fall no further: use float64, or better coordinates (chart)"
+        if run.method.stalled
+        else "allow more steps_per_round, or descend in better coordinates (chart)"
+    )
     return (
-        short
-        + "allow more steps_per_round, descend in better coordinates (chart), or, "
-        "if the loss has no lower bound (separable data), add a penalty or a stop rule"
+        f"{short}{advice}; or, if the loss has no lower bound (separable data), add a "
+        "penalty or a stop rule"
     )
 
 

@@ -277,6 +277,11 @@ def check_positive(name: str, values: ArrayLike, size: int) -> None:
 
 def check_entries(name: str, values: ArrayLike, size: int) -> None:
     """Refuse what is not one finite number, or one for each entry."""
+    if np.ndim(size):
+        raise ValueError(
+            f"size must be the number of entries of a state, and {name} follows it: "
+            f"got an array of shape {np.shape(size)} for size"
+        )
     check_count("size", size)
     if np.shape(values) not in ((), (size,)):
         raise ValueError(

@@ -44,6 +44,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    holds,
 )
 
 FEW, HEALTHY = 5, 0.1
@@ -204,6 +205,11 @@ def _is_healthy(annealed: Annealed) -> Array:
 
 
 def _draws(x: State) -> Data:
+    if not holds(jnp.isfinite, x):
+        raise ValueError(
+            "x must be draws of the target, got NaN or infinity: ask "
+            "diagnostics.summary what the chains that made them did"
+        )
     data = as_data(x)
     if data.weights is not None or data.mask is not None:
         raise ValueError("x must be plain draws of the target, without weights or mask")

@@ -67,6 +67,12 @@ class Estimate(NamedTuple):
     def _said(self):
         said = f"{float(self.value):.6g} +- {float(self.stderr):.2g} nats per row"
         low, high = float(self.lower), float(self.upper)
+        if low > high:
+            return (
+                f"{float(self.value):.6g} nats per row, but the sides of log Z "
+                f"contradict each other: at most {high:.6g} from the base, at least "
+                f"{low:.6g} from draws, which are none of the target"
+            )
         if low == low and high == high:
             return f"{said}, between {low:.6g} and {high:.6g}"
         if low == low:

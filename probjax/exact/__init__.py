@@ -10,6 +10,7 @@ from probjax.exact.enumeration import Moments as Moments
 from probjax.exact.enumeration import entropy as entropy
 from probjax.exact.enumeration import expectation as expectation
 from probjax.exact.enumeration import kl as kl
+from probjax.exact.enumeration import log_likelihood as log_likelihood
 from probjax.exact.enumeration import log_probs as log_probs
 from probjax.exact.enumeration import log_z as log_z
 from probjax.exact.enumeration import moments as moments

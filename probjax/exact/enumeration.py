@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.nn import logsumexp
 
+from probjax.connectivity.sites import letters
+from probjax.data import as_data, refuse_mask
 from probjax.exact.streaming import (
     blocks,
     count_states,
@@ -26,6 +28,8 @@ from probjax.exact.streaming import (
 )
 from probjax.types import (
     Array,
+    ArrayLike,
+    Data,
     Energy,
     Float,
     Params,
@@ -89,6 +93,32 @@ def log_probs(
     """The table of log p(x) = -E(x) - log Z, in the order of `states`."""
     count_states(size, num_states)
     return _log_probs(energy, params, size, num_states)
+
+
+def log_likelihood(
+    energy: Energy, params: Params, data: ArrayLike | Data, *, num_states: int = 2
+) -> Scalar:
+    """The mean of log p(x) over rows, in nats per row, differentiable in `params`.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> odds = -jnp.log(jnp.array([3.0, 1.0]))  # on in 3 of 4 cases, and in 1 of 2
+    >>> p = jnp.exp(log_likelihood(independent, odds, jnp.array([[1, 0]])))
+    >>> round(float(p), 4)
+    0.375
+
+    Args:
+        data: rows `(row, site)`, or with weights as `Data`; complete ones.
+        num_states: as for `log_z`.
+    """
+    data = as_data(data)
+    refuse_mask(data, "log p is of complete rows")
+    if data.x.ndim != 2:
+        raise ValueError(f"data must be (row, site), got shape {data.x.shape}")
+    x = letters(data.x, num_states=num_states)
+    energies = jax.vmap(energy, (None, 0))(params, x)
+    mean = jnp.average(energies, weights=data.weights)
+    return -mean - log_z(energy, params, x.shape[1], num_states=num_states)
 
 
 def expectation(

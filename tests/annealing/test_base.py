@@ -397,6 +397,11 @@ def test_singular_covariances_are_refused_whatever_the_units(scale):
         (lambda: Exponential(2, lower=np.inf), "lower must be finite, got inf"),
         (lambda: Bernoulli(2, jnp.zeros(3)), "log_odds must be one number or one for"),
         (lambda: Bernoulli(0), "size must be an integer of at least 1"),
+        (
+            lambda: Bernoulli(np.zeros(3)),
+            r"size must be the number of entries of a state, and log_odds follows it: "
+            r"got an array of shape \(3,\)",
+        ),
         (lambda: Categorical(2, 1), "num_states must be an integer of at least 2"),
         (lambda: Categorical(2, 3, jnp.zeros(2)), r"or of shape \(2, 3\), got shape"),
         (lambda: Categorical(2, 3, -np.inf), "log_odds must be finite, got -inf"),

@@ -107,6 +107,8 @@ def test_sides_that_contradict_are_told(key):
     crossed = found._replace(lower=jnp.asarray(1.0), upper=jnp.asarray(0.0))
     assert np.isnan(crossed.stderr)
     assert "which are no draws of the target" in crossed.describe()
+    likelihood = log_likelihood(narrow, 1.0, x, crossed)
+    assert "the sides of log Z contradict each other" in likelihood.describe()
 
 
 def test_draws_that_are_not_of_the_base_are_refused(key):
@@ -117,6 +119,16 @@ def test_draws_that_are_not_of_the_base_are_refused(key):
             SPINS,
             Bernoulli(5),
             Data(jnp.zeros((3, 5)), jnp.ones(3)),
+            sampler=HeatBath(),
+            num_steps=3,
+        )
+    with pytest.raises(ValueError, match="x must be draws of the target, got NaN"):
+        reverse_ais(
+            key,
+            ising.energy,
+            SPINS,
+            Bernoulli(5),
+            jnp.full((3, 5), jnp.inf),
             sampler=HeatBath(),
             num_steps=3,
         )

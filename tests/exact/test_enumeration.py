@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import exact
+from probjax import Data, exact
 from probjax.exact import streaming
 
 
@@ -263,3 +263,16 @@ def test_kl_of_near_tables_survives_float32():
 def test_impossible_requests_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_log_likelihood_is_the_mean_of_the_table_under_the_weights():
+    params = cubic_params(3)
+    x, energies = table(cubic, params, 3, 3)
+    weights = np.random.default_rng(1).random(len(x))
+    log_p = -energies - np.log(np.sum(np.exp(-energies)))
+    found = exact.log_likelihood(cubic, params, Data(x, weights), num_states=3)
+    np.testing.assert_allclose(found, np.average(log_p, weights=weights), rtol=1e-5)
+    with pytest.raises(ValueError, match="2 states per site are the letters 0 to 1"):
+        exact.log_likelihood(cubic, params, x)
+    with pytest.raises(ValueError, match=r"data must be \(row, site\), got shape"):
+        exact.log_likelihood(cubic, params, x[0])

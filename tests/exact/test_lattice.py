@@ -260,3 +260,11 @@ def test_requests_beyond_the_host_are_refused(key):
         lattice.sample(key, jnp.zeros((9, 9)), (3, 3), num_draws=0)
     with pytest.raises(ValueError, match="variance must not be negative, got -1"):
         lattice.spin_glass(key, (3, 3), variance=-1)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_divergence_is_that_of_the_tables(periodic, x64):
+    first, second = (random_matrix(seed, (3, 4), periodic) for seed in (1, 2))
+    tables = [exact.log_probs(quadratic, matrix, 12) for matrix in (first, second)]
+    found = lattice.kl(first, second, (3, 4), periodic=periodic)
+    np.testing.assert_allclose(found, exact.kl(*tables), rtol=1e-9)
