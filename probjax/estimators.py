@@ -275,9 +275,10 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
 
     All else is as for `Ising`; `params_` are what `probjax.rbm` takes.
 
+    >>> from probjax import MaximumLikelihood
     >>> X = np.array([[0, 0], [1, 1], [1, 1], [0, 1]])
-    >>> model = RBM(n_components=3, strength=1e-2, random_state=0).fit(X)
-    >>> model.transform(X).shape
+    >>> model = RBM(3, objective=MaximumLikelihood, strength=1e-2, random_state=0)
+    >>> model.fit_transform(X).shape
     (4, 3)
     """
 

@@ -38,8 +38,10 @@ def to_arviz(draws: Draws) -> Any:
     one array; `sample_stats` has `acceptance_rate`, and `diverging` and `energy` if
     they are told.
 
-    >>> from probjax.types import Info
-    >>> draws = Draws(jnp.zeros((2, 5, 3)), Info(jnp.ones((2, 5))), None)  # of `sample`
+    >>> from probjax import HeatBath, ising, sample
+    >>> params, x = ising.init(jax.random.key(0), 3), jnp.zeros((2, 3))
+    >>> draws = sample(jax.random.key(1), ising.energy, params, x,
+    ...                sampler=HeatBath(), num_draws=5)
     >>> to_arviz(draws).posterior["x"].shape
     (2, 5, 3)
     """
@@ -67,9 +69,14 @@ def _name(path):
 class BlackjaxState(NamedTuple):
     """Where a kernel is.
 
-    >>> state = BlackjaxState(x=jnp.zeros(3), inner=None, weights=jnp.ones(1))
-    >>> state.x.shape
-    (3,)
+    >>> import blackjax
+    >>> def energy(params, x):
+    ...     return jnp.sum(x**2) / 2
+    >>> kernel = blackjax.mala.build_kernel()
+    >>> sampler = Blackjax(blackjax.mala.init, kernel, {"step_size": 0.1})
+    >>> state = sampler.init(jax.random.key(0), potential(energy, ()), jnp.ones(2))
+    >>> state.x.tolist(), float(state.inner.logdensity)
+    ([1.0, 1.0], -1.0)
     """
 
     x: State
