@@ -45,7 +45,11 @@ of which every tenth state is kept after a thousand."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that was asked for, and return the exit code."""
+    """Run the command that was asked for, and return the exit code.
+
+    >>> main(["fit", "no-such-table.csv"])  # says why on the standard error
+    2
+    """
     given = _parser().parse_args(argv)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

@@ -40,7 +40,12 @@ _MOST_BYTES = 2**30
 
 
 class NaturalImages(NamedTuple):
-    """Grey photographs, of intensities, on the host."""
+    """Grey photographs, of intensities, on the host.
+
+    >>> images = NaturalImages(train=np.ones((3, 8, 8)), test=np.ones((1, 8, 8)))
+    >>> len(images.train), images.test[0].shape
+    (3, (8, 8))
+    """
 
     train: np.ndarray | list[np.ndarray]
     """Images `(row, column)` to learn from: a stack or a list."""
@@ -61,6 +66,14 @@ def natural_images(folder: str | os.PathLike | None = None) -> NaturalImages:
         images = datasets.natural_images("folder")
         rows = preprocessing.patches(key, images.train, size=16, num_patches=10_000)
         rows = preprocessing.log_intensity(rows)
+
+    >>> from tempfile import TemporaryDirectory
+    >>> grey = np.ones((3, 8, 8))
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/natural_images.npz", train=grey, test=grey[:1])
+    ...     images = natural_images(folder)
+    >>> images.train.shape, images.test.shape
+    ((3, 8, 8), (1, 8, 8))
     """
     place = _folder(folder)
     if place is None:
@@ -85,6 +98,13 @@ def van_hateren(folder: str | os.PathLike) -> list[np.ndarray]:
     """All `.iml` images in a folder, by name, mapped into memory: none is read yet.
 
     They are raw 16-bit numbers, the high byte first, in 1024 rows of 1536.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.ones((1024, 1536), ">u2").tofile(f"{folder}/imk00001.iml")
+    ...     images = van_hateren(folder)
+    >>> len(images), images[0].shape
+    (1, (1024, 1536))
     """
     place = _existing(folder)
     paths = sorted(path for path in place.iterdir() if path.suffix.lower() == ".iml")
@@ -109,7 +129,13 @@ def _iml(path: Path) -> np.ndarray:
 
 
 class Digits(NamedTuple):
-    """Handwritten digits and which they are, on the host."""
+    """Handwritten digits and which they are, on the host.
+
+    >>> white, labels = np.ones((3, 8, 8), np.float32), np.array([4, 7, 7])
+    >>> images = Digits(white, labels, test=white[:1], test_label=labels[:1])
+    >>> images.train[images.train_label == 7].shape
+    (2, 8, 8)
+    """
 
     train: np.ndarray
     """Images `(digit, row, column)` to learn from: intensities from 0 to 1, float32."""
@@ -129,6 +155,15 @@ def digits(folder: str | os.PathLike | None = None) -> Digits:
 
         images = datasets.digits("folder").train
         rows = preprocessing.binarise(images.reshape(len(images), -1), threshold=0.5)
+
+    >>> from tempfile import TemporaryDirectory
+    >>> white, labels = np.full((3, 8, 8), 255, np.uint8), np.array([4, 7, 7])
+    >>> arrays = dict(train=white, train_label=labels, test=white, test_label=labels)
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/mnist10k.npz", **arrays)
+    ...     images = digits(folder)
+    >>> images.train.shape, float(images.train.max()), images.test_label.tolist()
+    ((3, 8, 8), 1.0, [4, 7, 7])
     """
     place = _folder(folder)
     if place is None:

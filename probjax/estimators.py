@@ -225,6 +225,10 @@ class Hopfield(OneToOneFeatureMixin, TransformerMixin, _Bits):
     With a small penalty the flow has its minimum where basins are wide: see
     `probjax.hopfield`. Its arguments and attributes are those of `Ising`, with which it
     has the energy in common; `params_` are what `probjax.hopfield` takes.
+
+    >>> X = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    >>> Hopfield().fit(X).transform([[1, 1, 0, 1], [0, 0, 1, 0]]).tolist()
+    [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
     """
 
     _family = "hopfield"
@@ -270,6 +274,12 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
             has none, and a fit of few rows may end short of its minimum.
 
     All else is as for `Ising`; `params_` are what `probjax.rbm` takes.
+
+    >>> from probjax import MaximumLikelihood
+    >>> X = np.array([[0, 0], [1, 1], [1, 1], [0, 1]])
+    >>> model = RBM(3, objective=MaximumLikelihood, strength=1e-2, random_state=0)
+    >>> model.fit_transform(X).shape
+    (4, 3)
     """
 
     _family = "rbm"
@@ -323,6 +333,11 @@ class Potts(_Density):
 
     All else is as for `Ising`; `params_` are what `probjax.potts` takes, as
     `potts.contact_scores(params_)`.
+
+    >>> X = np.array([[0, 0], [1, 1], [2, 2], [2, 2], [0, 1]])
+    >>> model = Potts().fit(X)
+    >>> bool(model.score([[2, 2]]) > model.score([[2, 0]]))
+    True
     """
 
     _family = "potts"

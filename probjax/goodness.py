@@ -45,7 +45,12 @@ _product = partial(jnp.tensordot, axes=1, precision="highest")
 
 
 class Comparison(NamedTuple):
-    """The means of a statistic over data and model, entry by entry."""
+    """The means of a statistic over data and model, entry by entry.
+
+    >>> parts = ([0.5, 0.9], [0.5, 0.5], [0.1, 0.1], [0.0, 4.0])
+    >>> Comparison(*map(np.array, parts)).describe().split(" (")[0]
+    '1 of 2 entries differ by more than 3 standard errors'
+    """
 
     observed: Float[Array, "..."]
     """Its mean over the data."""
@@ -115,6 +120,12 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
     Args:
         data: as in `compare`, of one array.
         model: likewise.
+
+    >>> rows = np.array([[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]])
+    >>> states = np.array([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
+    >>> found = third_moments(rows, Data(states, np.full(8, 0.125)))
+    >>> found.observed.tolist(), found.expected.tolist()
+    ([-0.125], [0.0])
     """
     data, model = _at_door(data, model)
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2 and data.x.shape[1] > 2):
@@ -133,6 +144,12 @@ def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
     Args:
         data: as in `compare`, of bits.
         model: likewise.
+
+    >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
+    >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+    >>> found = population_count(rows, Data(states, np.full(4, 0.25)))
+    >>> found.observed.tolist(), found.expected.tolist()
+    ([0.0, 0.5, 0.5], [0.25, 0.5, 0.25])
     """
     data, model = _at_door(data, model)
     for x in (data.x, model.x if isinstance(model, Data) else model):

@@ -37,6 +37,13 @@ def to_arviz(draws: Draws) -> Any:
     The group `posterior` has the states, by the names of their fields, `x` if they are
     one array; `sample_stats` has `acceptance_rate`, and `diverging` and `energy` if
     they are told.
+
+    >>> from probjax import HeatBath, ising, sample
+    >>> params, x = ising.init(jax.random.key(0), 3), jnp.zeros((2, 3))
+    >>> draws = sample(jax.random.key(1), ising.energy, params, x,
+    ...                sampler=HeatBath(), num_draws=5)
+    >>> to_arviz(draws).posterior["x"].shape
+    (2, 5, 3)
     """
     try:
         import arviz
@@ -60,7 +67,17 @@ def _name(path):
 
 
 class BlackjaxState(NamedTuple):
-    """Where a kernel is."""
+    """Where a kernel is.
+
+    >>> import blackjax
+    >>> def energy(params, x):
+    ...     return jnp.sum(x**2) / 2
+    >>> kernel = blackjax.mala.build_kernel()
+    >>> sampler = Blackjax(blackjax.mala.init, kernel, {"step_size": 0.1})
+    >>> state = sampler.init(jax.random.key(0), potential(energy, ()), jnp.ones(2))
+    >>> state.x.tolist(), float(state.inner.logdensity)
+    ([1.0, 1.0], -1.0)
+    """
 
     x: State
     """The current state."""
@@ -71,7 +88,12 @@ class BlackjaxState(NamedTuple):
 
 
 class BlackjaxInfo(NamedTuple):
-    """What a step of a kernel tells of itself."""
+    """What a step of a kernel tells of itself.
+
+    >>> info = BlackjaxInfo(jnp.array(0.75), jnp.array(0), num_leaps=jnp.array(7))
+    >>> float(info.accept), int(info.num_leaps)
+    (0.75, 7)
+    """
 
     accept: Scalar
     """The probability of acceptance; 1 where the kernel tells none."""
@@ -98,6 +120,17 @@ class Blackjax:
         kernel: what `build_kernel()` returns. Sizes that must be known in advance are
             bound to it: `partial(kernel, max_num_doublings=6)`.
         parameters: all its other arguments by name, traced.
+
+    >>> import blackjax
+    >>> from probjax import sample
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> kernel = blackjax.mala.build_kernel()
+    >>> sampler = Blackjax(blackjax.mala.init, kernel, {"step_size": 0.1})
+    >>> draws = sample(jax.random.key(0), energy, 1.0, jnp.zeros((2, 3)),
+    ...                sampler=sampler, num_draws=5)
+    >>> draws.x.shape, draws.info.accept.shape
+    ((2, 5, 3), (2, 5))
     """
 
     start: Callable[..., Any] = static()
@@ -169,6 +202,14 @@ def to_blackjax(sampler: Sampler, energy: Energy, params: Params) -> Any:
     `init(x, key)` checks and starts one state, `step(key, state)` moves it; states have
     the current one as `x`. Parameters are part of the two functions, as all targets are
     in blackjax, so other parameters compile anew.
+
+    >>> from probjax import HeatBath, ising
+    >>> params = ising.from_matrix([[50, 0], [0, -50]])
+    >>> algorithm = to_blackjax(HeatBath(), ising.energy, params)
+    >>> state = algorithm.init(jnp.zeros(2), jax.random.key(0))
+    >>> state, info = jax.jit(algorithm.step)(jax.random.key(1), state)
+    >>> state.x.tolist()
+    [0.0, 1.0]
     """
     try:
         from blackjax import SamplingAlgorithm

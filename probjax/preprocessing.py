@@ -159,6 +159,10 @@ class Whitening(NamedTuple):
     """y = (axes @ (x - mean)) / scales, and back. Build one with `fit_whitening`.
 
     `y * scales` are principal components in the units of the data.
+
+    >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [5.0, 0.0]]), num_components=1)
+    >>> fitted.mean.tolist(), fitted.scales.tolist(), float(fitted.kept)
+    ([3.0, 0.0], [2.0], 1.0)
     """
 
     mean: Float[Array, " site"]

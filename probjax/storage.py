@@ -25,7 +25,15 @@ _TRUSTED = ("probjax", "optax")
 
 
 def save(path: str | os.PathLike, tree: PyTree) -> None:
-    """Write `tree` to `path`, replacing what was there only when all is written."""
+    """Write `tree` to `path`, replacing what was there only when all is written.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from probjax import ising
+    >>> with TemporaryDirectory() as folder:
+    ...     save(f"{folder}/model.npz", ising.from_matrix([[1, 2], [2, 3]]))
+    ...     load(f"{folder}/model.npz").bias.tolist()
+    [1.0, 3.0]
+    """
     arrays: list[np.ndarray] = []
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
     leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
@@ -47,6 +55,13 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
     Args:
         like: a tree with the structure and shapes expected; needed if the file holds
             records of classes that are not the library's own.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save(f"{folder}/mine.npz", {"filters": jnp.ones((3, 2)), "name": "first"})
+    ...     found = load(f"{folder}/mine.npz")
+    >>> found["filters"].shape, found["name"]
+    ((3, 2), 'first')
     """
     try:
         found = read_arrays(path)

@@ -20,7 +20,12 @@ MOST_LETTERS = 1000
 
 
 class Table(NamedTuple):
-    """Rows of states."""
+    """Rows of states.
+
+    >>> table = Table(x=np.array([[0, 1], [1, 1]]), alphabet=("-1", "1"), header=())
+    >>> np.array(table.alphabet)[table.x].tolist()
+    [['-1', '1'], ['1', '1']]
+    """
 
     x: np.ndarray
     """Letters, `(row, site)`, whole numbers from 0."""
@@ -41,6 +46,13 @@ def read(
     Args:
         array: which one, of an `.npz` with several.
         alphabet: that of the table a model was fitted to; None to find it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/family.npy", np.array([["A", "C"], ["C", "C"]]))
+    ...     table = read(f"{folder}/family.npy")
+    >>> table.x.tolist(), table.alphabet
+    ([[0, 1], [1, 1]], ('A', 'C'))
     """
     path = Path(path)
     readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv}
@@ -63,7 +75,15 @@ def read(
 
 
 def write(path: str | Path, x: np.ndarray, alphabet: tuple[str, ...] = ()) -> None:
-    """Write letters as they are called, to a `.npy` or a `.csv` without a header."""
+    """Write letters as they are called, to a `.npy` or a `.csv` without a header.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "spins.csv"
+    ...     write(path, np.array([[0, 1], [1, 1]]), ("-1", "1"))
+    ...     path.read_text().split()
+    ['-1,1', '1,1']
+    """
     path = Path(path)
     named = np.asarray(x).astype(np.int16)
     if alphabet == SPINS:

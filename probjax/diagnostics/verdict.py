@@ -11,7 +11,14 @@ from probjax.types import Array, PyTree, Scalar
 
 
 class Verdict(NamedTuple):
-    """What draws are worth, coordinate by coordinate, in the form of one state."""
+    """What draws are worth, coordinate by coordinate, in the form of one state.
+
+    >>> verdict = summary(jnp.zeros((2, 50, 3)))
+    >>> verdict.mean.tolist(), verdict.num_chains, verdict.num_draws
+    ([0.0, 0.0, 0.0], 2, 100)
+    >>> verdict.describe()
+    '3 of 3 coordinates, as x[0], never moved'
+    """
 
     mean: PyTree
     """The mean over all chains and draws."""
@@ -96,6 +103,13 @@ def summary(draws: PyTree, info: Any = None) -> Verdict:
     Args:
         draws: as `sample(...).x`.
         info: what the steps told, as `sample(...).info`.
+
+    >>> draws = jax.random.normal(jax.random.key(0), (2, 50, 3))
+    >>> verdict = summary(draws)
+    >>> bool((jnp.abs(verdict.mean) < 5 * verdict.mcse).all()), verdict.rhat.shape
+    (True, (3,))
+    >>> "too few effective draws" in verdict.describe()
+    True
     """
     draws = _at_door(draws, 4)
     num_chains, num_draws = jax.tree.leaves(draws)[0].shape[:2]

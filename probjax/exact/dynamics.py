@@ -35,7 +35,13 @@ LIMIT = 2**12
 
 
 class Spectrum(NamedTuple):
-    """The flow as modes that decay independently."""
+    """The flow as modes that decay independently.
+
+    >>> from probjax import BitFlips, ising
+    >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
+    >>> flow.values.round().tolist(), flow.diagonal.round().tolist()
+    ([0.0, -2.0], [-1.0, -1.0])
+    """
 
     values: Float[Array, " state"]
     """Eigenvalues of Gamma in decreasing order; the first is 0."""
@@ -60,6 +66,11 @@ def flow_matrix(
     Args:
         connectivity: one without random moves; a neighbour of weight w and log ratio r
             counts g = w exp(r / 2), and states are not their own neighbours.
+
+    >>> from probjax import BitFlips, ising
+    >>> flat = ising.from_matrix([[0.0]])
+    >>> flow_matrix(ising.energy, flat, BitFlips(), 1).tolist()
+    [[-1.0, 1.0], [1.0, -1.0]]
     """
     log_p = _log_probs(energy, params, size, num_states)
     return _flow_matrix(_connections(connectivity, log_p, size, num_states), log_p)
@@ -76,6 +87,11 @@ def spectrum(
     """The eigenvalues and eigenvectors of the flow, by its symmetric form.
 
     Arguments are those of `flow_matrix`.
+
+    >>> from probjax import BitFlips, ising
+    >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
+    >>> flow.values.round().tolist()
+    [0.0, -2.0]
     """
     log_p = _log_probs(energy, params, size, num_states)
     connections = _connections(connectivity, log_p, size, num_states)
@@ -93,6 +109,12 @@ def evolve(
     Rounding is amplified by the square root of the ratio of the model's largest
     probability to that of the states where p(0) starts, whatever `t`: use float64, and
     do not start from states of probability under 1e-16.
+
+    >>> from probjax import BitFlips, ising
+    >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
+    >>> p = evolve(flow, jnp.array([1.0, 0.0]), jnp.log(2.0) / 2)  # exp(-2 t) is a half
+    >>> [round(float(each), 3) for each in p]
+    [0.75, 0.25]
     """
     root = jnp.exp(flow.log_p / 2)
     modes = flow.vectors[:, 1:]
@@ -112,6 +134,11 @@ def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
 
     Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF". In this form
     no assumption about flow between data states is needed.
+
+    >>> from probjax import BitFlips, ising
+    >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
+    >>> [round(float(p), 3) for p in jnp.exp(log_prob_bound(flow))]
+    [0.5, 0.5]
     """
     rounding = jnp.finfo(flow.values.dtype).eps * len(flow.values) * flow.diagonal.min()
     second = flow.values[1] - rounding
@@ -134,6 +161,10 @@ def second_eigenvalue_bound(
         log_p: log probabilities of these states, or upper bounds on them.
 
     Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF".
+
+    >>> diagonal, log_p = jnp.array([-1.0, -1.0]), jnp.log(jnp.array([0.5, 0.5]))
+    >>> round(float(second_eigenvalue_bound(diagonal, log_p)), 3)
+    -2.0
     """
     complement = -jnp.expm1(log_p) - 4 * jnp.finfo(log_p.dtype).eps
     known = complement > 0

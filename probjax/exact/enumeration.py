@@ -41,7 +41,14 @@ from probjax.types import (
 
 
 class Moments(NamedTuple):
-    """First and second moments of a distribution over states."""
+    """First and second moments of a distribution over states.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> found = moments(independent, jnp.zeros(2), 2)
+    >>> found.mean.tolist(), found.second.tolist()
+    ([0.5, 0.5], [[0.5, 0.25], [0.25, 0.5]])
+    """
 
     mean: Float[Array, " site"]
     """E[x_i]."""
@@ -90,7 +97,14 @@ def log_z(energy: Energy, params: Params, size: int, *, num_states: int = 2) -> 
 def log_probs(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Float[Array, " state"]:
-    """The table of log p(x) = -E(x) - log Z, in the order of `states`."""
+    """The table of log p(x) = -E(x) - log Z, in the order of `states`.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> table = log_probs(independent, jnp.log(jnp.array([3.0, 1.0])), 2)
+    >>> [round(float(p), 3) for p in jnp.exp(table)]  # the first is 1 in a quarter
+    [0.375, 0.375, 0.125, 0.125]
+    """
     count_states(size, num_states)
     return _log_probs(energy, params, size, num_states)
 
@@ -133,6 +147,11 @@ def expectation(
 
     Args:
         statistic: module-level function of one state, returning any pytree of arrays.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> float(expectation(independent, jnp.sum, jnp.zeros(3), 3))  # how many are on
+    1.5
     """
     count_states(size, num_states)
     return _expectation(energy, statistic, params, size, num_states)
@@ -141,7 +160,13 @@ def expectation(
 def moments(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Moments:
-    """E[x_i] and E[x_i x_j] of the model."""
+    """E[x_i] and E[x_i x_j] of the model.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> moments(independent, jnp.zeros(2), 2).second.tolist()
+    [[0.5, 0.25], [0.25, 0.5]]
+    """
     count_states(size, num_states)
     return _moments(energy, params, size, num_states)
 
@@ -160,6 +185,12 @@ def sample(
     The probability of the first k digits is a sum over neighbours in the table, so
     every conditional is read off a pyramid of partial sums, and rare states are not
     lost to the resolution of one uniform number.
+
+    >>> def independent(bias, x):
+    ...     return bias @ x
+    >>> bias = jnp.array([50.0, -50.0])
+    >>> sample(jax.random.key(0), independent, bias, 2, num_draws=3).tolist()
+    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
     count_states(size, num_states)
     if num_draws < 1:
@@ -168,7 +199,11 @@ def sample(
 
 
 def entropy(log_p: Float[Array, " state"]) -> Scalar:
-    """-sum_x p(x) log p(x) of a table of log probabilities, in nats; 0 log 0 = 0."""
+    """-sum_x p(x) log p(x) of a table of log probabilities, in nats; 0 log 0 = 0.
+
+    >>> round(float(entropy(jnp.log(jnp.array([0.5, 0.5, 0.0])))), 4)  # log 2
+    0.6931
+    """
     return -jnp.sum(jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p, 0.0))
 
 
@@ -178,6 +213,10 @@ def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
     States that p never visits count nothing; one that p visits and q never does makes
     it infinite. The terms of the plain sum cancel each other where p is near q, so what
     is summed is q - p - p log(q/p), never negative, of which q - p adds up to 0.
+
+    >>> p, q = jnp.array([1.0, 0.0]), jnp.array([0.5, 0.5])
+    >>> round(float(kl(jnp.log(p), jnp.log(q))), 4)  # log 2
+    0.6931
     """
     if log_p.shape != log_q.shape:
         raise ValueError(

@@ -54,6 +54,10 @@ def spin_glass(
     every unit is on half the time.
 
     Reference: thesis, "Two Dimensional Ising Spin Glass".
+
+    >>> matrix = spin_glass(jax.random.key(0), (3, 3), variance=1.0)
+    >>> bool(jnp.abs(matrix.sum(0)).max() < 1e-5)
+    True
     """
     if is_concrete(variance) and not variance >= 0:
         raise ValueError(f"variance must not be negative, got {variance}")
@@ -78,6 +82,9 @@ def log_z(
         matrix: J, symmetric, biases on the diagonal; couplings of neighbours only.
         shape: height and width; the shorter side at most 12.
         periodic: whether both sides close on themselves, to a torus.
+
+    >>> round(float(log_z(jnp.zeros((4, 4)), (2, 2))), 4)  # log 16
+    2.7726
     """
     shape = geometry.checked_shape(shape)
     geometry.check(matrix, shape, periodic)
@@ -95,6 +102,10 @@ def moments(
     Args:
         matrix: as for `log_z`, but not traced; sum |2 J_ij| between two rows at most
             1300, the range of float64.
+
+    >>> found = moments(jnp.zeros((4, 4)), (2, 2))
+    >>> found.mean.tolist(), found.second[0].tolist()
+    ([0.5, 0.5, 0.5, 0.5], [0.5, 0.25, 0.25, 0.25])
     """
     rows, sites = _host_rows(matrix, shape, periodic)
     mean, second = transfer.moments(rows)
@@ -139,6 +150,10 @@ def sample(
 
     Args:
         matrix: as for `moments`.
+
+    >>> bias = jnp.diag(jnp.array([50.0, -50.0, 50.0, -50.0]))
+    >>> sample(jax.random.key(0), bias, (2, 2), num_draws=2).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0]]
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1, got {num_draws}")

@@ -42,7 +42,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """The basis, what makes up its coefficients, and the noise."""
+    """The basis, what makes up its coefficients, and the noise.
+
+    >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
+    >>> params.basis.shape, params.linear.shape, params.modulation.shape
+    ((4, 3), (3, 3), (3, 2))
+    """
 
     basis: Float[Array, "site coefficient"]
     """B: columns are what one coefficient adds to the data."""
@@ -55,7 +60,13 @@ class Params(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """What is behind one row of data."""
+    """What is behind one row of data.
+
+    >>> latents = Latents(c=jnp.array([1.0, -2.0, 0.0]), d=jnp.array([0.5, 1.0]))
+    >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
+    >>> float(prior(params).energy(latents))  # 1 + 2 + 0.5 + 1
+    4.5
+    """
 
     c: Float[Array, " signed"]
     """Laplace variables."""
@@ -80,6 +91,10 @@ def init(
         num_signed: entries of c; as many as coefficients if None.
         num_positive: entries of d.
         noise: sigma.
+
+    >>> params = init(jax.random.key(0), 4, 3, num_signed=5, num_positive=2, noise=0.5)
+    >>> params.linear.shape, float(params.modulation.min()) >= 0, float(params.noise)
+    ((3, 5), True, 0.5)
     """
     num_signed = num_coefficients if num_signed is None else num_signed
     check_count("size", size)
@@ -101,13 +116,26 @@ def init(
 
 
 def coefficients(params: Params, latents: Latents) -> Float[Array, " coefficient"]:
-    """How much of each basis function there is: a = (T c) * (P d)."""
+    """How much of each basis function there is: a = (T c) * (P d).
+
+    >>> ones = jnp.ones((1, 1))
+    >>> params = Params(ones, 2 * ones, 3 * ones, jnp.array(0.1))
+    >>> coefficients(params, Latents(jnp.array([1.0]), jnp.array([0.5]))).tolist()
+    [3.0]
+    """
     # States first: over many of them these are products without transposes.
     return (latents.c @ params.linear.T) * (latents.d @ params.modulation.T)
 
 
 def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
-    """-log p(x, c, d)."""
+    """-log p(x, c, d).
+
+    >>> ones = jnp.ones((1, 1))
+    >>> params, x = Params(ones, 2 * ones, 3 * ones, jnp.array(1.0)), jnp.array([3.0])
+    >>> latents = Latents(jnp.array([1.0]), jnp.array([0.5]))
+    >>> round(float(joint(params, x, latents)), 4)  # log(2 pi) / 2 + 1 + log 2 + 0.5
+    3.1121
+    """
     _check(params, x, latents)
     base = prior(params)
     sums = coefficients(params, latents) @ params.basis.T
@@ -118,13 +146,22 @@ def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
 
 
 def prior(params: Params) -> Product:
-    """The prior of the latents, as a base."""
+    """The prior of the latents, as a base.
+
+    >>> base = prior(init(jax.random.key(0), 4, 3, num_positive=2))
+    >>> float(base.energy(Latents(-jnp.ones(3), jnp.ones(2))))
+    5.0
+    """
     signed, positive = params.linear.shape[1], params.modulation.shape[1]
     return Product(Latents._make([Laplace(signed), Exponential(positive)]))
 
 
 def bounds(params: Params) -> Bounds:
-    """Where samplers must keep the latents: d at zero or above."""
+    """Where samplers must keep the latents: d at zero or above.
+
+    >>> bounds(init(jax.random.key(0), 4, 3, num_positive=2)).lower.tolist()
+    [-inf, -inf, -inf, 0.0, 0.0]
+    """
     signed, positive = params.linear.shape[1], params.modulation.shape[1]
     free, none = jnp.full(signed, -jnp.inf), jnp.zeros(positive)
     return Bounds(lower=jnp.concatenate([free, none]))
@@ -133,7 +170,13 @@ def bounds(params: Params) -> Bounds:
 def sample(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Latents]:
-    """Draws of `(x, latents)`."""
+    """Draws of `(x, latents)`.
+
+    >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
+    >>> x, latents = sample(jax.random.key(1), params, num_draws=5)
+    >>> x.shape, latents.c.shape, latents.d.shape, bool((latents.d >= 0).all())
+    ((5, 4), (5, 3), (5, 2), True)
+    """
     check_count("num_draws", num_draws)
     latent_key, noise_key = random.split(key)
     dtype = params.basis.dtype
@@ -146,7 +189,13 @@ def sample(
 
 
 def chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the noise, and lets all else move."""
+    """A chart for `fit` that holds the noise, and lets all else move.
+
+    >>> params = init(jax.random.key(0), 4, 3, num_positive=2, noise=0.5)
+    >>> found = chart(params).inverse(jax.tree.map(jnp.zeros_like, params))
+    >>> float(jnp.abs(found.basis).max()), float(found.noise)
+    (0.0, 0.5)
+    """
     return Frozen(params, Params._make([True, True, True, False]))
 
 
@@ -156,6 +205,11 @@ def canonical(params: Params) -> Params:
     The largest entries of the columns of B and of T and of the rows of P are above
     zero; coefficients are in the order of the lengths of columns of B, c and d in that
     of the columns of T and of P.
+
+    >>> ones = jnp.ones((1, 1))
+    >>> found = canonical(Params(-ones, 2 * ones, 3 * ones, jnp.array(0.1)))
+    >>> [float(leaf.sum()) for leaf in found[:3]]
+    [6.0, 1.0, 1.0]
     """
     basis, linear, modulation, noise = params
     basis = basis * (lengths(linear) * lengths(modulation))[None]

@@ -55,7 +55,13 @@ MOST_PAIRS = 2**22
 
 
 class Generated(NamedTuple):
-    """The outcome of `sample`."""
+    """The outcome of `sample`.
+
+    >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
+    >>> found = sample(jax.random.key(2), layers, jnp.zeros((5, 3)), num_draws=2)
+    >>> found.x.shape, found.means.shape, found.top.x.shape
+    ((5, 2, 3), (5, 2, 3), (5, 2, 2))
+    """
 
     x: Float[Array, "chain draw visible"]
     """States of the network."""
@@ -110,7 +116,13 @@ def fit_layers(
 def up_means(
     layers: Layers, x: Float[Array, " visible"]
 ) -> tuple[Float[Array, " hidden"], ...]:
-    """The means of all hidden layers, the bottom first, each given those below it."""
+    """The means of all hidden layers, the bottom first, each given those below it.
+
+    >>> key = jax.random.key(0)
+    >>> layers = [rbm.init(key, *size, scale=0.0) for size in [(3, 2), (2, 1)]]
+    >>> [mean.tolist() for mean in up_means(layers, jnp.ones(3))]
+    [[0.5, 0.5], [0.5]]
+    """
     _check_stack(layers)
     found = [x]
     for layer in layers:
@@ -121,7 +133,12 @@ def up_means(
 def up_samples(
     key: PRNGKeyArray, layers: Layers, x: Float[Array, " visible"]
 ) -> tuple[Float[Array, " hidden"], ...]:
-    """Draws of all hidden layers, the bottom first, each given the one below it: Q."""
+    """Draws of all hidden layers, the bottom first, each given the one below it: Q.
+
+    >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 1)]
+    >>> [bits.shape for bits in up_samples(jax.random.key(2), layers, jnp.ones(3))]
+    [(2,), (1,)]
+    """
     _check_stack(layers)
     found = [x]
     for number, layer in enumerate(layers):
@@ -137,6 +154,11 @@ def down_samples(
 
     Of a network these are `layers[:-1]`, and `hidden` is a state of the top machine.
     With no layers it is `hidden` itself.
+
+    >>> layers = [rbm.init(jax.random.key(0), 3, 2, scale=0.0)]
+    >>> x, means = down_samples(jax.random.key(1), layers, jnp.ones(2))
+    >>> x.shape, means.tolist()
+    ((3,), [0.5, 0.5, 0.5])
     """
     _check_stack(layers)
     x = means = hidden
@@ -167,6 +189,11 @@ def sample(
     Args:
         x: visible states with a leading axis of chains, as rows of data. What the way
             up makes of them starts the top machine.
+
+    >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
+    >>> start = jnp.zeros((5, 3))
+    >>> sample(jax.random.key(2), layers, start, num_draws=2).x.shape
+    (5, 2, 3)
     """
     rows = _checked_rows(layers, x).x
     up_key, top_key, down_key = jax.random.split(key, 3)
@@ -195,6 +222,12 @@ def bound_energy(layers: Layers, states: Sequence[Float[Array, " unit"]]) -> Sca
 
     Args:
         states: x and the hidden layers below the top one: `(x, *up_samples(...)[:-1])`.
+
+    >>> machine, x = rbm.init(jax.random.key(0), 3, 2), jnp.ones(3)
+    >>> layers = [machine, rbm.transpose(machine)]
+    >>> found = bound_energy(layers, (x, jnp.array([0.0, 1.0])))
+    >>> bool(jnp.allclose(found, rbm.energy(machine, x)))
+    True
     """
     if len(states) != len(layers):
         raise ValueError(
@@ -223,6 +256,17 @@ def log_likelihood_bound(
     Args:
         annealed: of the top machine, `layers[-1]`: what `ais` or `sandwich` gave.
         num_draws: draws of the hidden layers for every row.
+
+    >>> from probjax import ais
+    >>> machine, data = rbm.init(jax.random.key(0), 3, 2, scale=1.0), jnp.eye(3)
+    >>> layers = [machine, rbm.transpose(machine)]  # of which the bound loses nothing
+    >>> base, path = rbm.start_growth(layers[-1], jnp.zeros((1, 2)))
+    >>> annealed = ais(jax.random.key(1), rbm.energy, layers[-1], base, path=path,
+    ...                sampler=rbm.BlockGibbs(), num_particles=100, num_steps=50)
+    >>> found = log_likelihood_bound(jax.random.key(2), layers, data, annealed)
+    >>> energies = jax.vmap(rbm.energy, (None, 0))(machine, data)
+    >>> bool(abs(found.value + energies.mean() + rbm.log_z(machine)) < 5 * found.stderr)
+    True
     """
     check_count("num_draws", num_draws, least=2)
     data = _checked_rows(layers, data)
@@ -243,6 +287,11 @@ def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
     """Log p(x) of one state, exactly, by all states of all hidden layers but the top.
 
     Two layers that follow each other must not have more than 22 units together.
+
+    >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
+    >>> log_p = jax.vmap(log_prob, (None, 0))(layers, enumeration.states(3))
+    >>> round(float(jnp.exp(log_p).sum()), 4)
+    1.0
     """
     _check_stack(layers)
     top = layers[-1]

@@ -47,7 +47,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """A filter and a strength for every expert."""
+    """A filter and a strength for every expert.
+
+    >>> params = Params(filters=jnp.eye(2), strength=jnp.array([1.0, 2.0]))
+    >>> float(laplace(params, jnp.array([1.0, -2.0])))  # 1 |1| + 2 |-2|
+    5.0
+    """
 
     filters: Float[Array, "expert site"]
     """The rows f_l: what each expert responds to."""
@@ -63,6 +68,10 @@ def init(key: PRNGKeyArray, size: int, num_experts: int | None = None) -> Params
     Args:
         size: number of sites.
         num_experts: as many as sites if None, so that log Z is known.
+
+    >>> params = init(jax.random.key(0), 4, 8)
+    >>> params.filters.shape, params.strength.shape
+    ((8, 4), (8,))
     """
     num_experts = size if num_experts is None else num_experts
     check_count("size", size)
@@ -76,6 +85,9 @@ def laplace_unnormalisable(params: Params) -> str:
 
     Experts of strength 0 count for nothing. Negative strengths are none of an expert,
     whatever the others make good.
+
+    >>> laplace_unnormalisable(Params(jnp.eye(2), jnp.array([1.0, -1.0])))
+    'strengths must not be negative, got -1'
     """
     if not is_concrete(params):
         return ""
@@ -100,6 +112,9 @@ def student_t_unnormalisable(params: Params) -> str:
     more, those that respond somewhere in a subspace V must have
     sum_l 2 lambda_l > dim V, for every V. Only the whole space is looked at, so that
     this is necessary, and not sufficient.
+
+    >>> student_t_unnormalisable(Params(jnp.eye(2), jnp.array([1.0, 0.5])))
+    'as many experts as sites need strengths above 1/2, got 0.5'
     """
     if found := laplace_unnormalisable(params):
         return found
@@ -131,20 +146,35 @@ def filter_rank(filters: np.ndarray) -> int:
 
 @closed_form(unnormalisable=student_t_unnormalisable)
 def student_t(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_l lambda_l log(1 + (f_l x)^2) of one state."""
+    """The energy sum_l lambda_l log(1 + (f_l x)^2) of one state.
+
+    >>> params = Params(jnp.eye(2), jnp.array([1.0, 2.0]))
+    >>> round(float(student_t(params, jnp.array([1.0, 1.0]))), 4)  # 3 log 2
+    2.0794
+    """
     _check(params, x)
     return jnp.log1p(_responses(params, x) ** 2) @ params.strength
 
 
 @closed_form(unnormalisable=laplace_unnormalisable)
 def laplace(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_l lambda_l |f_l x| of one state."""
+    """The energy sum_l lambda_l |f_l x| of one state.
+
+    >>> params = Params(jnp.eye(2), jnp.array([1.0, 2.0]))
+    >>> float(laplace(params, jnp.array([1.0, 1.0])))
+    3.0
+    """
     _check(params, x)
     return jnp.abs(_responses(params, x)) @ params.strength
 
 
 def student_t_log_z(params: Params) -> Scalar:
-    """Log Z of as many Student's t experts as sites; inf if it is not finite."""
+    """Log Z of as many Student's t experts as sites; inf if it is not finite.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> round(float(student_t_log_z(params)), 4)  # 2 log pi
+    2.2895
+    """
     _check_complete(params)
     strength = params.strength
     each = jnp.log(jnp.pi) / 2 + gammaln(strength - 0.5) - gammaln(strength)
@@ -153,7 +183,12 @@ def student_t_log_z(params: Params) -> Scalar:
 
 
 def laplace_log_z(params: Params) -> Scalar:
-    """Log Z of as many Laplace experts as sites; inf if it is not finite."""
+    """Log Z of as many Laplace experts as sites; inf if it is not finite.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> round(float(laplace_log_z(params)), 4)  # 2 log 2
+    1.3863
+    """
     _check_complete(params)
     each = jnp.where(params.strength > 0, jnp.log(2 / params.strength), jnp.inf)
     return jnp.sum(each) - jnp.linalg.slogdet(params.filters)[1]
@@ -162,7 +197,14 @@ def laplace_log_z(params: Params) -> Scalar:
 def sample_student_t(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws from as many Student's t experts as sites."""
+    """Exact draws from as many Student's t experts as sites.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> draws = sample_student_t(jax.random.key(0), params, num_draws=1000)
+    >>> share = (jnp.abs(draws) < 1).mean()  # of Cauchy variables, a half
+    >>> bool(jnp.abs(share - 0.5) < 0.1)
+    True
+    """
     _check_draws(params, student_t_unnormalisable(params), num_draws)
     shape, dtype = (num_draws, len(params.strength)), float_dtype(params)
     normal_key, gamma_key = random.split(key)
@@ -179,7 +221,13 @@ def sample_student_t(
 def sample_laplace(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws from as many Laplace experts as sites."""
+    """Exact draws from as many Laplace experts as sites.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> draws = sample_laplace(jax.random.key(0), params, num_draws=1000)
+    >>> bool(jnp.abs(jnp.abs(draws).mean() - 1) < 0.2)
+    True
+    """
     _check_draws(params, laplace_unnormalisable(params), num_draws)
     shape = (num_draws, len(params.strength))
     noise = jax.random.laplace(key, shape, float_dtype(params))
@@ -191,6 +239,12 @@ def student_t_chart(params: Params) -> Composed:
     experts as sites, as these have no finite Z otherwise.
 
     More experts than sites may still become too weak together: `ais` refuses them then.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> chart = student_t_chart(params)
+    >>> far = chart.forward(params)._replace(strength=jnp.full(2, -5.0))
+    >>> bool((chart.inverse(far).strength > 0.5).all())
+    True
     """
     _check_strength(params)
     experts, size = params.filters.shape
@@ -207,19 +261,38 @@ def student_t_chart(params: Params) -> Composed:
 
 
 def laplace_chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the strengths, and lets the filters move."""
+    """A chart for `fit` that holds the strengths, and lets the filters move.
+
+    >>> params = Params(jnp.eye(2), jnp.ones(2))
+    >>> moved = Params(2 * jnp.eye(2), jnp.full(2, 7.0))
+    >>> found = laplace_chart(params).inverse(moved)
+    >>> found.filters.tolist(), found.strength.tolist()
+    ([[2.0, 0.0], [0.0, 2.0]], [1.0, 1.0])
+    """
     return Frozen(params, Params._make([True, False]))
 
 
 def student_t_canonical(params: Params) -> Params:
-    """The same energy: the longest filter first, largest entries above zero."""
+    """The same energy: the longest filter first, largest entries above zero.
+
+    >>> params = Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]), jnp.array([1.0, 2.0]))
+    >>> found = student_t_canonical(params)
+    >>> found.filters.tolist(), found.strength.tolist()
+    ([[-2.0, 3.0], [1.0, 0.5]], [2.0, 1.0])
+    """
     filters = params.filters * signs(params.filters)[:, None]
     order = longest_first(filters)
     return Params(filters[order], params.strength[order])
 
 
 def laplace_canonical(params: Params) -> Params:
-    """The same energy: strengths of 1, signs and order as for Student's t experts."""
+    """The same energy: strengths of 1, signs and order as for Student's t experts.
+
+    >>> params = Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]), jnp.array([1.0, 2.0]))
+    >>> found = laplace_canonical(params)
+    >>> found.filters.tolist(), found.strength.tolist()
+    ([[-4.0, 6.0], [1.0, 0.5]], [1.0, 1.0])
+    """
     filters, strength = params
     ones = jnp.ones_like(strength)
     return student_t_canonical(Params(filters * strength[:, None], ones))

@@ -37,7 +37,13 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """Weights between the layers, a bias for every unit, and scales of visible ones."""
+    """Weights between the layers, a bias for every unit, and scales of visible ones.
+
+    >>> bias, nothing = jnp.array([1.0, 2.0]), jnp.zeros(2)
+    >>> params = Params(jnp.ones((2, 1)), bias, jnp.zeros(1), log_scale=nothing)
+    >>> visible_means(params, jnp.array([1.0])).tolist()
+    [2.0, 3.0]
+    """
 
     weight: Float[Array, "visible hidden"]
     """What a hidden unit that is on adds to the means of the visible ones."""
@@ -61,6 +67,10 @@ def init(
     Args:
         data: rows whose means and standard deviations are those of the visible units
             then: the most likely machine without weights.
+
+    >>> rows = jnp.array([[1.0, 5.0], [3.0, 5.5], [1.0, 6.0], [3.0, 5.5]])
+    >>> init(jax.random.key(0), 2, 3, data=rows).visible_bias.tolist()
+    [2.0, 5.5]
     """
     check_count("num_visible", num_visible)
     check_count("num_hidden", num_hidden)
@@ -76,7 +86,12 @@ def init(
 
 
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
-    """The energy of one visible state; others call it the free energy."""
+    """The energy of one visible state; others call it the free energy.
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1), jnp.zeros(2))
+    >>> round(float(energy(params, jnp.array([3.0, 1.0]))), 4)  # 5 - log 2
+    4.3069
+    """
     field = hidden_log_odds(params, x)
     away = (x - params.visible_bias) * jnp.exp(-params.log_scale)
     return jnp.sum(away**2) / 2 - jnp.sum(jax.nn.softplus(field))
@@ -85,7 +100,13 @@ def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
 def hidden_log_odds(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """W'(x / s^2) + c: the log odds of each hidden unit, given the visible ones."""
+    """W'(x / s^2) + c: the log odds of each hidden unit, given the visible ones.
+
+    >>> weight, nothing = jnp.array([[1.0], [2.0]]), jnp.zeros(2)
+    >>> params = Params(weight, nothing, jnp.array([-3.0]), nothing)
+    >>> hidden_log_odds(params, jnp.array([1.0, 0.5])).tolist()
+    [-1.0]
+    """
     _check_visible(params, x)
     return (x * jnp.exp(-2 * params.log_scale)) @ params.weight + params.hidden_bias
 
@@ -93,14 +114,26 @@ def hidden_log_odds(
 def hidden_means(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """The probability that each hidden unit is on, given the visible ones."""
+    """The probability that each hidden unit is on, given the visible ones.
+
+    >>> weight, nothing = jnp.array([[1.0], [2.0]]), jnp.zeros(2)
+    >>> params = Params(weight, nothing, jnp.array([-3.0]), nothing)
+    >>> hidden_means(params, jnp.array([1.0, 1.0])).tolist()
+    [0.5]
+    """
     return jax.nn.sigmoid(hidden_log_odds(params, x))
 
 
 def visible_means(
     params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """W h + b: the means of the visible units, given the hidden ones."""
+    """W h + b: the means of the visible units, given the hidden ones.
+
+    >>> weight, bias = jnp.array([[1.0], [2.0]]), jnp.array([0.5, 0.5])
+    >>> params = Params(weight, bias, jnp.zeros(1), jnp.zeros(2))
+    >>> visible_means(params, jnp.array([1.0])).tolist()
+    [1.5, 2.5]
+    """
     if hidden.shape != params.hidden_bias.shape:
         raise ValueError(
             f"hidden must have the {len(params.hidden_bias)} hidden units of params, "
@@ -112,7 +145,13 @@ def visible_means(
 def sample_hidden(
     key: PRNGKeyArray, params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """Hidden units drawn given the visible ones."""
+    """Hidden units drawn given the visible ones.
+
+    >>> bias, nothing = jnp.array([50.0, -50.0]), jnp.zeros(2)
+    >>> params = Params(jnp.zeros((2, 2)), nothing, bias, nothing)
+    >>> sample_hidden(jax.random.key(0), params, jnp.zeros(2)).tolist()
+    [1.0, 0.0]
+    """
     chances = hidden_means(params, x)
     levels = random.uniform(key, chances.shape, chances.dtype)
     return (levels < chances).astype(chances.dtype)
@@ -121,7 +160,13 @@ def sample_hidden(
 def sample_visible(
     key: PRNGKeyArray, params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """Visible units drawn given the hidden ones."""
+    """Visible units drawn given the hidden ones.
+
+    >>> bias, tiny = jnp.array([1.0, 3.0]), jnp.full(2, -20.0)
+    >>> params = Params(jnp.zeros((2, 2)), bias, jnp.zeros(2), log_scale=tiny)
+    >>> sample_visible(jax.random.key(0), params, jnp.zeros(2)).round().tolist()
+    [1.0, 3.0]
+    """
     means = visible_means(params, hidden)
     noise = random.normal(key, means.shape, means.dtype)
     return means + jnp.exp(params.log_scale) * noise
@@ -130,7 +175,13 @@ def sample_visible(
 def reconstruct(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " visible"]:
-    """What the means of hidden units make of a state: up and down once, as means."""
+    """What the means of hidden units make of a state: up and down once, as means.
+
+    >>> weight, nothing = jnp.array([[1.0], [2.0]]), jnp.zeros(2)
+    >>> params = Params(weight, nothing, jnp.array([-3.0]), nothing)
+    >>> reconstruct(params, jnp.array([1.0, 1.0])).tolist()
+    [0.5, 1.0]
+    """
     return visible_means(params, hidden_means(params, x))
 
 
@@ -138,6 +189,10 @@ def hidden_energy(params: Params, hidden: Float[Array, " hidden"]) -> Scalar:
     """The energy of hidden bits, visible units integrated out: of the same Z.
 
     -c'h - sum_i (((b + W h)_i^2 - b_i^2) / (2 s_i^2) + log s_i + log(2 pi) / 2)
+
+    >>> params = Params(jnp.zeros((1, 1)), jnp.zeros(1), jnp.ones(1), jnp.zeros(1))
+    >>> round(float(hidden_energy(params, jnp.ones(1))), 4)  # -1 - log(2 pi) / 2
+    -1.9189
     """
     shift = params.weight @ hidden
     # (b + shift)^2 - b^2, which would lose its digits where shifts are small.
@@ -148,12 +203,21 @@ def hidden_energy(params: Params, hidden: Float[Array, " hidden"]) -> Scalar:
 
 
 def log_z(params: Params) -> Scalar:
-    """Log of the integral over visible units, by summing over up to 22 hidden ones."""
+    """Log of the integral over visible units, by summing over up to 22 hidden ones.
+
+    >>> params = Params(jnp.zeros((1, 1)), jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
+    >>> round(float(log_z(params)), 4)  # log 2 + log(2 pi) / 2
+    1.6121
+    """
     return enumeration.log_z(hidden_energy, params, len(params.hidden_bias))
 
 
 class BlockState(NamedTuple):
-    """Where `BlockGibbs` is."""
+    """Where `BlockGibbs` is.
+
+    >>> BlockState(x=jnp.array([0.5, 2.0])).x.tolist()
+    [0.5, 2.0]
+    """
 
     x: Float[Array, " visible"]
     """The visible units."""
@@ -165,6 +229,14 @@ class BlockGibbs:
 
     At weight 1 of the energy nothing is rejected; at weight w the outcome x' is
     accepted with probability min(1, exp((1 - w) (E(x') - E(x)))), as by that of `rbm`.
+
+    >>> from probjax import sample
+    >>> bias, tiny = jnp.array([1.0, 3.0]), jnp.full(2, -20.0)
+    >>> params = Params(jnp.zeros((2, 1)), bias, jnp.zeros(1), log_scale=tiny)
+    >>> draws = sample(jax.random.key(0), energy, params, jnp.zeros((3, 2)),
+    ...                sampler=BlockGibbs(), num_draws=4)
+    >>> draws.x.shape, draws.x.mean((0, 1)).round().tolist()
+    ((3, 4, 2), [1.0, 3.0])
     """
 
     def prepare(self, potential: Potential, x: State) -> State:

@@ -44,7 +44,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """A filter for every component."""
+    """A filter for every component.
+
+    >>> params = Params(filters=jnp.array([[1.0, 0.0], [1.0, 2.0]]))
+    >>> float(energy(params, jnp.array([1.0, -1.0])))  # |1| + |1 - 2|
+    2.0
+    """
 
     filters: Float[Array, "component site"]
     """J: its rows J_k are what each component responds to."""
@@ -55,13 +60,22 @@ def init(key: PRNGKeyArray, size: int) -> Params:
 
     Args:
         size: number of sites, and of components.
+
+    >>> init(jax.random.key(0), 4).filters.shape
+    (4, 4)
     """
     check_count("size", size)
     return Params(random.normal(key, (size, size)) / math.sqrt(size))
 
 
 def unnormalisable(params: Params) -> str:
-    """What leaves the model without a finite Z, in words; "" if nothing does."""
+    """What leaves the model without a finite Z, in words; "" if nothing does.
+
+    >>> unnormalisable(Params(jnp.array([[1.0, 2.0], [2.0, 4.0]]))).split(",")[0]
+    'the filters are singular: they span 1 of 2 directions'
+    >>> unnormalisable(Params(jnp.eye(2)))
+    ''
+    """
     if not is_concrete(params):
         return ""
     filters = np.asarray(params.filters)
@@ -78,7 +92,11 @@ def unnormalisable(params: Params) -> str:
 
 @closed_form(unnormalisable=unnormalisable)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_k |J_k x| of one state."""
+    """The energy sum_k |J_k x| of one state.
+
+    >>> float(energy(Params(2 * jnp.eye(2)), jnp.array([1.0, -1.0])))
+    4.0
+    """
     _check_square(params)
     size = params.filters.shape[1]
     if x.shape != (size,):
@@ -88,21 +106,37 @@ def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
 
 
 def log_z(params: Params) -> Scalar:
-    """K log 2 - log|det J|; inf if the filters are singular."""
+    """K log 2 - log|det J|; inf if the filters are singular.
+
+    >>> round(float(log_z(Params(jnp.eye(2)))), 4)  # 2 log 2
+    1.3863
+    """
     _check_square(params)
     size = len(params.filters)
     return size * math.log(2) - jnp.linalg.slogdet(params.filters)[1]
 
 
 def log_likelihood(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """Log p(x) of one state."""
+    """Log p(x) of one state.
+
+    >>> params = Params(jnp.eye(2))
+    >>> round(float(log_likelihood(params, jnp.array([1.0, -1.0]))), 4)  # -2 - 2 log 2
+    -3.3863
+    """
     return -energy(params, x) - log_z(params)
 
 
 def sample(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws, J^-1 times Laplace variables."""
+    """Exact draws, J^-1 times Laplace variables.
+
+    >>> params = Params(jnp.array([[1.0, 0.0], [0.0, 2.0]]))
+    >>> draws = sample(jax.random.key(0), params, num_draws=1000)
+    >>> size = jnp.abs(draws).mean(0)  # of Laplace variables, 1 over the filter
+    >>> bool(jnp.abs(size - jnp.array([1.0, 0.5])).max() < 0.2)
+    True
+    """
     _check_square(params)
     check_count("num_draws", num_draws)
     if trouble := unnormalisable(params):
@@ -113,7 +147,11 @@ def sample(
 
 
 def canonical(params: Params) -> Params:
-    """The same model, with its longest filter first and signs settled."""
+    """The same model, with its longest filter first and signs settled.
+
+    >>> canonical(Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]))).filters.tolist()
+    [[-2.0, 3.0], [1.0, 0.5]]
+    """
     filters = params.filters * signs(params.filters)[:, None]
     return Params(filters[longest_first(filters)])
 

@@ -39,7 +39,12 @@ Edges = tuple[tuple[int, int], ...]
 
 @recipe
 class Params:
-    """One bias per unit and one coupling per pair."""
+    """One bias per unit and one coupling per pair.
+
+    >>> params = Params(bias=jnp.array([1.0, -2.0]), coupling=jnp.array([0.5]))
+    >>> coupling_matrix(params).tolist()
+    [[1.0, 0.5], [0.5, -2.0]]
+    """
 
     bias: Float[Array, " unit"]
     """The diagonal of J."""
@@ -50,7 +55,12 @@ class Params:
 
 
 class Spins(NamedTuple):
-    """The same model over s = 2x - 1, p(s) ~ exp(s'Js / 2 + h's)."""
+    """The same model over s = 2x - 1, p(s) ~ exp(s'Js / 2 + h's).
+
+    >>> found = to_spins(from_matrix([[0, -2], [-2, 0]]))
+    >>> float(found.coupling[0, 1]), found.field.tolist(), float(found.constant)
+    (1.0, [1.0, 1.0], -1.0)
+    """
 
     coupling: Float[Array, "unit unit"]
     """Symmetric with zero diagonal: positive where units agree."""
@@ -86,7 +96,12 @@ def from_matrix(
     *,
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> Params:
-    """The parameters of a symmetric J. Entries outside `edges` must be zero."""
+    """The parameters of a symmetric J. Entries outside `edges` must be zero.
+
+    >>> params = from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> params.bias.tolist(), params.coupling.tolist()
+    ([1.0, -2.0], [0.5])
+    """
     matrix = floating(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
@@ -100,7 +115,12 @@ def from_matrix(
 
 
 def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:
-    """The symmetric J of E = x'Jx, biases on its diagonal."""
+    """The symmetric J of E = x'Jx, biases on its diagonal.
+
+    >>> chain = Params(jnp.zeros(3), jnp.array([1.0, 2.0]), edges=((0, 1), (1, 2)))
+    >>> coupling_matrix(chain).tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]]
+    """
     return _pair_matrix(params) + jnp.diag(params.bias)
 
 
@@ -109,20 +129,34 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
 
     The sum is over the others alone, so that in the gradient one array serves both the
     couplings and the biases.
+
+    >>> params = from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> flip_gaps(params, jnp.array([1.0, 1.0])).tolist()  # E is 0, and -2 or 1
+    [2.0, -1.0]
     """
     _check_size(params, x)
     return (2 * x - 1) * (params.bias + 2 * _pair_matrix(params) @ x)
 
 
 def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """E(x) - E(1 - x) = 2 1'Jx - 1'J1."""
+    """E(x) - E(1 - x) = 2 1'Jx - 1'J1.
+
+    >>> params = from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> float(mirror_gap(params, jnp.array([1.0, 0.0])))  # E is 1, and -2
+    3.0
+    """
     _check_size(params, x)
     columns = coupling_matrix(params).sum(0)
     return 2 * columns @ x - columns.sum()
 
 
 def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]:
-    """A function of a state and one unit: the unit's entry of `flip_gaps`."""
+    """A function of a state and one unit: the unit's entry of `flip_gaps`.
+
+    >>> gap = flip_gap(from_matrix([[1.0, 0.5], [0.5, -2.0]]))
+    >>> float(gap(jnp.array([1.0, 1.0]), 1))
+    -1.0
+    """
     pairs = _pair_matrix(params)
 
     def gap(x, unit):
@@ -137,6 +171,10 @@ def unbounded(params: Params, data: Data) -> str:
 
     The likelihood and its kin then rise for ever as a bias or a coupling goes to
     infinity. Pairs that were never observed together are not among them.
+
+    >>> params, rows = init(jax.random.key(0), 2), jnp.array([[0.0, 1.0], [0.0, 0.0]])
+    >>> unbounded(params, Data(rows)).split(", so")[0]
+    '1 of 2 units never change (unit 0 is always off)'
     """
     counts = np.asarray(_joint_counts(data))
     on, off = np.diagonal(counts[0]), np.diagonal(counts[3])
@@ -190,7 +228,12 @@ def _joint_counts(data):
     unbounded=unbounded,
 )
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """The energy x'Jx of one state of 0s and 1s."""
+    """The energy x'Jx of one state of 0s and 1s.
+
+    >>> params = from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> float(energy(params, jnp.array([1.0, 1.0])))  # 1 - 2 + 2 * 0.5
+    0.0
+    """
     _check_size(params, x)
     return x @ coupling_matrix(params) @ x
 
@@ -205,6 +248,10 @@ def from_spins(
 
     Each pair is counted once there, as s'Js / 2 counts it twice. The diagonal of
     `coupling` has no meaning and must be zero.
+
+    >>> params = from_spins([[0, 1], [1, 0]], [0, 0])
+    >>> [float(energy(params, x)) for x in jnp.array([[0.0, 0], [0, 1], [1, 1]])]
+    [0.0, 2.0, 0.0]
     """
     coupling, field = floating(coupling), floating(field)
     if coupling.shape != (*field.shape, *field.shape):
@@ -219,19 +266,35 @@ def from_spins(
 
 
 def to_spins(params: Params) -> Spins:
-    """The same model written over spins s = 2x - 1; see `Spins` for the signs."""
+    """The same model written over spins s = 2x - 1; see `Spins` for the signs.
+
+    >>> params, x = from_matrix([[0.5, -1.0], [-1.0, 0.25]]), jnp.array([1.0, 0.0])
+    >>> found, s = to_spins(params), spins(x)
+    >>> float(found.constant - s @ found.coupling @ s / 2 - found.field @ s)
+    0.5
+    >>> float(energy(params, x))
+    0.5
+    """
     coupling = -_pair_matrix(params) / 2
     field = coupling.sum(1) - params.bias / 2
     return Spins(coupling, field, params.bias.sum() / 2 - coupling.sum() / 2)
 
 
 def spins(bits: ArrayLike) -> Array:
-    """0 and 1 to -1 and 1, as floats. (On unsigned integers 2x - 1 would wrap.)"""
+    """0 and 1 to -1 and 1, as floats. (On unsigned integers 2x - 1 would wrap.)
+
+    >>> spins([0, 1, 1]).tolist()
+    [-1.0, 1.0, 1.0]
+    """
     return 2 * jnp.asarray(bits, float) - 1
 
 
 def bits(spins: ArrayLike) -> Array:
-    """-1 and 1 to 0 and 1, as floats."""
+    """-1 and 1 to 0 and 1, as floats.
+
+    >>> bits([-1, 1, 1]).tolist()
+    [0.0, 1.0, 1.0]
+    """
     spins = jnp.asarray(spins, float)
     if not holds(is_spin, spins):
         raise ValueError("spins must be -1 or 1")
@@ -239,7 +302,13 @@ def bits(spins: ArrayLike) -> Array:
 
 
 def couplings_only(params: Params) -> Params:
-    """Weights for a penalty that spares the biases: 1 on couplings, 0 on biases."""
+    """Weights for a penalty that spares the biases: 1 on couplings, 0 on biases.
+
+    >>> from probjax import L2
+    >>> params = from_matrix([[5.0, 2.0], [2.0, 5.0]])
+    >>> float(L2(0.5, weights=couplings_only(params)).value(params))
+    2.0
+    """
     return Params(
         jnp.zeros_like(params.bias), jnp.ones_like(params.coupling), params.edges
     )
@@ -250,6 +319,11 @@ def symmetrised(of_units: Params) -> Params:
 
     The bias of a unit is from its own fit, a coupling the mean of those of its two
     units; leaves of `of_units` have a leading axis of units.
+
+    >>> bias = jnp.array([[1.0, 9.0], [9.0, 2.0]])
+    >>> of_units = Params(bias, coupling=jnp.array([[0.5], [1.5]]))
+    >>> coupling_matrix(symmetrised(of_units)).tolist()
+    [[1.0, 1.0], [1.0, 2.0]]
     """
     size = len(of_units.bias)
     first, second = pair_indices(size, of_units.edges)
@@ -266,6 +340,13 @@ class Centred:
     a_i = s_i (J_ii + 2 sum_j J_ij mean_j). Descent in (a, c) is well conditioned where
     descent in J is not: the statistics y_i and y_i y_j have about unit variance and are
     nearly uncorrelated.
+
+    >>> chart = Centred(mean=jnp.array([0.5, 0.5]), scale=jnp.array([0.5, 0.5]))
+    >>> coordinates = chart.forward(from_matrix([[0, 2], [2, 0]]))
+    >>> coordinates.bias.tolist(), coordinates.coupling.tolist()
+    ([1.0, 1.0], [1.0])
+    >>> coupling_matrix(chart.inverse(coordinates)).tolist()
+    [[0.0, 2.0], [2.0, 0.0]]
     """
 
     mean: Float[Array, " unit"]
@@ -295,6 +376,10 @@ def centred(data: ArrayLike | Data) -> Centred:
     """The chart of centred and scaled units, by the (weighted) moments of `data`.
 
     A unit that never changes is given the scale of one that changed once.
+
+    >>> chart = centred(np.array([[0, 1], [1, 1], [0, 1], [1, 1]]))
+    >>> chart.mean.tolist(), chart.scale.tolist()
+    ([0.5, 1.0], [0.5, 0.5])
     """
     data = as_data(data)
     x = binary(data.x)
@@ -308,6 +393,9 @@ def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> Centred:
     Args:
         mean: of every unit, as `blocks.moments` finds it of rows that do not fit.
         weight: of all rows; without weights, their number.
+
+    >>> centred_at(jnp.array([0.5, 1.0]), 16).scale.tolist()
+    [0.5, 0.25]
     """
     return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / weight)))
 
@@ -324,7 +412,12 @@ def _pair_matrix(params):
 
 @cache
 def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the second unit of every pair that may be coupled."""
+    """The first and the second unit of every pair that may be coupled.
+
+    >>> first, second = pair_indices(3, None)
+    >>> first.tolist(), second.tolist()
+    ([0, 0, 1], [1, 2, 2])
+    """
     if edges is None:
         first, second = np.triu_indices(size, 1)
     else:

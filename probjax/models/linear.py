@@ -45,7 +45,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """The basis, and how much of the data it leaves unexplained."""
+    """The basis, and how much of the data it leaves unexplained.
+
+    >>> params = Params(basis=jnp.array([[1.0], [2.0]]), noise=jnp.array(0.5))
+    >>> (params.basis @ jnp.array([3.0])).tolist()  # what a latent of 3 adds
+    [3.0, 6.0]
+    """
 
     basis: Float[Array, "site latent"]
     """Columns are what one latent adds to the data."""
@@ -62,6 +67,10 @@ def init(
         size: number of sites.
         num_latents: number of basis functions.
         noise: sigma.
+
+    >>> params = init(jax.random.key(0), 4, 3, noise=0.5)
+    >>> params.basis.shape, float(params.noise)
+    ((4, 3), 0.5)
     """
     check_count("size", size)
     check_count("num_latents", num_latents)
@@ -74,7 +83,12 @@ def init(
 def gaussian(
     params: Params, x: Float[Array, " site"], a: Float[Array, " latent"]
 ) -> Scalar:
-    """-log p(x, a) with a normal prior."""
+    """-log p(x, a) with a normal prior.
+
+    >>> params, x = Params(jnp.array([[2.0]]), jnp.array(1.0)), jnp.array([2.0])
+    >>> round(float(gaussian(params, x, jnp.ones(1))), 4)  # log(2 pi) + 1/2
+    2.3379
+    """
     prior = jnp.sum(a**2) / 2 + len(a) * math.log(2 * math.pi) / 2
     return _misfit(params, x, a) + prior
 
@@ -82,12 +96,22 @@ def gaussian(
 def laplace(
     params: Params, x: Float[Array, " site"], a: Float[Array, " latent"]
 ) -> Scalar:
-    """-log p(x, a) with a Laplace prior."""
+    """-log p(x, a) with a Laplace prior.
+
+    >>> params, x = Params(jnp.array([[2.0]]), jnp.array(1.0)), jnp.array([2.0])
+    >>> round(float(laplace(params, x, jnp.ones(1))), 4)  # log(2 pi) / 2 + 1 + log 2
+    2.6121
+    """
     return _misfit(params, x, a) + jnp.sum(jnp.abs(a)) + len(a) * math.log(2)
 
 
 def gaussian_log_likelihood(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """Log p(x) with a normal prior: x is normal with covariance BB' + sigma^2 I."""
+    """Log p(x) with a normal prior: x is normal with covariance BB' + sigma^2 I.
+
+    >>> params = Params(jnp.array([[0.0]]), jnp.array(1.0))
+    >>> round(float(gaussian_log_likelihood(params, jnp.zeros(1))), 4)  # -log(2 pi) / 2
+    -0.9189
+    """
     basis, noise = params
     _check(params, x, basis[0])
     own = noise**2 * jnp.eye(len(x), dtype=basis.dtype)
@@ -103,6 +127,11 @@ def gaussian_posterior_sample(
     """An exact draw of `a` given `x`, with a normal prior.
 
     It is normal with precision I + B'B / sigma^2 and mean (that)^-1 B'x / sigma^2.
+
+    >>> params = Params(2 * jnp.eye(2), jnp.array(1e-3))
+    >>> x = jnp.array([2.0, 6.0])
+    >>> gaussian_posterior_sample(jax.random.key(0), params, x).round().tolist()
+    [1.0, 3.0]
     """
     basis, noise = params
     _check(params, x, basis[0])
@@ -117,34 +146,67 @@ def gaussian_posterior_sample(
 def sample_gaussian(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Float[Array, "draw latent"]]:
-    """Draws of `(x, a)` with a normal prior."""
+    """Draws of `(x, a)` with a normal prior.
+
+    >>> params = init(jax.random.key(0), 4, 3)
+    >>> x, a = sample_gaussian(jax.random.key(1), params, num_draws=5)
+    >>> x.shape, a.shape
+    ((5, 4), (5, 3))
+    """
     return _generate(key, params, num_draws, random.normal)
 
 
 def sample_laplace(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Float[Array, "draw latent"]]:
-    """Draws of `(x, a)` with a Laplace prior."""
+    """Draws of `(x, a)` with a Laplace prior.
+
+    >>> params = init(jax.random.key(0), 4, 3)
+    >>> x, a = sample_laplace(jax.random.key(1), params, num_draws=5)
+    >>> x.shape, a.shape
+    ((5, 4), (5, 3))
+    """
     return _generate(key, params, num_draws, jax.random.laplace)
 
 
 def gaussian_prior(params: Params) -> Gaussian:
-    """The normal prior of the latents, as a base."""
+    """The normal prior of the latents, as a base.
+
+    >>> prior = gaussian_prior(init(jax.random.key(0), 4, 3))
+    >>> float(prior.energy(jnp.ones(3)))
+    1.5
+    """
     return Gaussian(params.basis.shape[1])
 
 
 def laplace_prior(params: Params) -> Laplace:
-    """The Laplace prior of the latents, as a base."""
+    """The Laplace prior of the latents, as a base.
+
+    >>> prior = laplace_prior(init(jax.random.key(0), 4, 3))
+    >>> float(prior.energy(jnp.ones(3)))
+    3.0
+    """
     return Laplace(params.basis.shape[1])
 
 
 def chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the noise, and lets the basis move."""
+    """A chart for `fit` that holds the noise, and lets the basis move.
+
+    >>> params = Params(jnp.eye(2), jnp.array(0.5))
+    >>> found = chart(params).inverse(Params(2 * jnp.eye(2), jnp.array(7.0)))
+    >>> found.basis.tolist(), float(found.noise)
+    ([[2.0, 0.0], [0.0, 2.0]], 0.5)
+    """
     return Frozen(params, Params._make([True, False]))
 
 
 def laplace_canonical(params: Params) -> Params:
-    """The same model: the longest basis function first, largest entries above zero."""
+    """The same model: the longest basis function first, largest entries above zero.
+
+    >>> params = Params(jnp.array([[1.0, 2.0], [0.5, -3.0]]), jnp.array(0.1))
+    >>> laplace_canonical(params).basis.tolist()
+    [[-2.0, 1.0], [3.0, 0.5]]
+    """
     rows = params.basis.T * signs(params.basis.T)[:, None]
     return params._replace(basis=rows[longest_first(rows)].T)
 
@@ -154,6 +216,11 @@ def gaussian_canonical(params: Params) -> Params:
 
     They are the principal axes of BB', each as long as the standard deviation along it,
     and zeros where there are more latents than sites.
+
+    >>> params = Params(jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.array(0.1))
+    >>> found = gaussian_canonical(params).basis
+    >>> bool(jnp.allclose(found, jnp.array([[5.0, 0.0], [0.0, 0.0]]), atol=1e-4))
+    True
     """
     axes, deviations, _ = jnp.linalg.svd(params.basis, full_matrices=False)
     size, latents = params.basis.shape

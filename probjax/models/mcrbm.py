@@ -48,7 +48,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """Filters and pooling of covariance units, filters of mean units, and biases."""
+    """Filters and pooling of covariance units, filters of mean units, and biases.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> params.filters.shape, params.pooling.shape, params.mean_filters.shape
+    ((6, 4), (6, 3), (2, 4))
+    """
 
     filters: Float[Array, "factor site"]
     """C: what is squared, as a share of the length of a state."""
@@ -87,6 +92,10 @@ def init(
         num_covariance: units that pool them.
         num_mean: units that see the state itself.
         norm_scale: s, as of the energy: 1 / size for `energy_by_mean_square`.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> bool(jnp.allclose(params.pooling.sum(0), -1, atol=1e-5))
+    True
     """
     check_count("size", size)
     check_count("num_factors", num_factors)
@@ -110,7 +119,12 @@ def init(
 
 
 def unnormalisable(params: Params) -> str:
-    """What leaves the model without a finite Z, in words; "" if nothing does."""
+    """What leaves the model without a finite Z, in words; "" if nothing does.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> unnormalisable(params._replace(scale=jnp.array(0.0)))
+    'scale must not be zero'
+    """
     if not is_concrete(params):
         return ""
     for name, leaf in params._asdict().items():
@@ -129,6 +143,11 @@ def energy(
 
     Args:
         norm_scale: s, what |x|^2 is multiplied by where filters see its share.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> on = 3 * jnp.log1p(jnp.exp(2.0)) + 2 * jnp.log1p(jnp.exp(-2.0))  # by the biases
+    >>> bool(jnp.allclose(energy(params, jnp.zeros(4)), -on))
+    True
     """
     covariance = covariance_log_odds(params, x, norm_scale=norm_scale)
     means = mean_log_odds(params, x)
@@ -138,14 +157,27 @@ def energy(
 
 @closed_form(unnormalisable=unnormalisable)
 def energy_by_mean_square(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy with the mean of x^2 in place of its sum: s = 1 / M."""
+    """The energy with the mean of x^2 in place of its sum: s = 1 / M.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> here, there = jnp.zeros(4), jnp.ones(4)
+    >>> bool(energy_by_mean_square(params, here) == energy(params, here))
+    True
+    >>> bool(energy_by_mean_square(params, there) == energy(params, there))
+    False
+    """
     return energy(params, x, norm_scale=1 / len(x))
 
 
 def covariance_log_odds(
     params: Params, x: Float[Array, " site"], *, norm_scale: float = 1.0
 ) -> Float[Array, " covariance"]:
-    """The log odds that each covariance unit is on, given a state."""
+    """The log odds that each covariance unit is on, given a state.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> covariance_log_odds(params, jnp.zeros(4)).tolist()
+    [2.0, 2.0, 2.0]
+    """
     _check(params, x)
     _check_norm_scale(norm_scale)
     share = 1 / (2 * (norm_scale * (x @ x) + 0.5))
@@ -155,7 +187,12 @@ def covariance_log_odds(
 
 
 def mean_log_odds(params: Params, x: Float[Array, " site"]) -> Float[Array, " mean"]:
-    """The log odds that each mean unit is on, given a state."""
+    """The log odds that each mean unit is on, given a state.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> mean_log_odds(params, jnp.zeros(4)).tolist()
+    [-2.0, -2.0]
+    """
     _check(params, x)
     return x @ params.mean_filters.T + params.mean_bias
 
@@ -165,6 +202,11 @@ def chart(params: Params) -> Composed:
 
     Entries of the pooling that are exactly zero have no logarithm, and stay zero: no
     connection.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> found = chart(params).inverse(jax.tree.map(jnp.zeros_like, params))
+    >>> float(found.pooling.max()), float(found.scale)
+    (-1.0, 1.0)
     """
     if is_concrete(params):
         most, scale = np.asarray(params.pooling).max(), np.asarray(params.scale)
@@ -185,6 +227,11 @@ def canonical(params: Params) -> Params:
     Factors are in the order of the lengths of their rows of P, covariance units in that
     of its columns, and mean units in that of their filters. Largest entries of filters
     C, and sigma, are above zero.
+
+    >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
+    >>> found, x = canonical(params), jnp.ones(4)
+    >>> bool(jnp.allclose(energy(found, x), energy(params, x), atol=1e-4))
+    True
     """
     norms = lengths(params.filters) * signs(params.filters)
     filters = params.filters / norms[:, None]

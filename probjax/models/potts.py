@@ -42,7 +42,13 @@ from probjax.types import (
 
 @recipe
 class Params:
-    """One field per site and letter, one matrix of couplings per pair of sites."""
+    """One field per site and letter, one matrix of couplings per pair of sites.
+
+    >>> coupling = jnp.zeros((1, 3, 3)).at[0, 1, 2].set(1.5)
+    >>> params = Params(field=jnp.zeros((2, 3)), coupling=coupling)
+    >>> float(energy(params, jnp.array([1.0, 2.0]))), params.field.shape
+    (-1.5, (2, 3))
+    """
 
     field: Float[Array, "site letter"]
     """h_i(a)."""
@@ -67,6 +73,9 @@ def init(
         size: number of sites.
         num_states: letters of each site.
         edges: pairs of sites that may be coupled; all pairs if None.
+
+    >>> init(jax.random.key(0), 4, 3).coupling.shape
+    (6, 3, 3)
     """
     check_count("num_states", num_states, least=2)
     edges = checked_edges(edges, size)
@@ -76,14 +85,26 @@ def init(
 
 
 def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site letter"]:
-    """E(x) - E(x with site i set to a) for every i and a."""
+    """E(x) - E(x with site i set to a) for every i and a.
+
+    >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
+    >>> params = Params(field, jnp.zeros((1, 3, 3)))
+    >>> site_gaps(params, jnp.array([1.0, 0.0])).tolist()
+    [[-1.0, 0.0, 1.0], [0.0, 0.0, 0.5]]
+    """
     hot = _one_hot(params, x)
     field = params.field + (hot.ravel() @ _matrix(params)).reshape(hot.shape)
     return field - jnp.sum(hot * field, axis=1, keepdims=True)
 
 
 def flip_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, " site"]:
-    """E(x) - E(x with site i changed) for every i, where there are but two letters."""
+    """E(x) - E(x with site i changed) for every i, where there are but two letters.
+
+    >>> coupling = jnp.zeros((1, 2, 2)).at[0, 1, 1].set(2.0)
+    >>> params = Params(jnp.array([[0.0, 1.0], [0.0, 0.5]]), coupling)
+    >>> flip_gaps(params, jnp.array([0.0, 1.0])).tolist()
+    [3.0, -0.5]
+    """
     if params.field.shape[1] != 2 or x.ndim != 1:
         raise ValueError(
             f"a Potts model of {params.field.shape[1]} letters has no bits to flip: "
@@ -95,7 +116,13 @@ def flip_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, " site"]
 
 
 def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
-    """A function of a state and one site: the site's row of `site_gaps`."""
+    """A function of a state and one site: the site's row of `site_gaps`.
+
+    >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
+    >>> gap = site_gap(Params(field, jnp.zeros((1, 3, 3))))
+    >>> gap(jnp.array([1.0, 0.0]), 0).tolist()
+    [-1.0, 0.0, 1.0]
+    """
     sites, num_states = params.field.shape
     rows = _matrix(params).reshape(sites, num_states, sites * num_states)
 
@@ -109,7 +136,15 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
 
 @closed_form(flip_gaps=flip_gaps, site_gaps=site_gaps, site_gap=site_gap)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy of one state, of letters `(site,)` or one-hot `(site, letter)`."""
+    """The energy of one state, of letters `(site,)` or one-hot `(site, letter)`.
+
+    >>> field = jnp.array([[0.0, 1.0, 2.0], [0.5, 0.0, 0.0]])
+    >>> params = Params(field, jnp.zeros((1, 3, 3)))
+    >>> float(energy(params, jnp.array([2.0, 0.0])))
+    -2.5
+    >>> float(energy(params, jnp.array([[0.0, 0, 1], [1, 0, 0]])))
+    -2.5
+    """
     hot = _one_hot(params, x)
     pull = (hot.ravel() @ _matrix(params)).reshape(hot.shape)
     return -jnp.sum(hot * (params.field + pull / 2))
@@ -137,6 +172,11 @@ def zero_sum(params: Params) -> Params:
 
     What the couplings of a pair say about one of its sites alone goes to the field of
     that site. Energies change by a constant.
+
+    >>> params = Params(jnp.zeros((2, 2)), jnp.array([[[4.0, 0.0], [0.0, 0.0]]]))
+    >>> found = zero_sum(params)
+    >>> found.coupling.tolist(), found.field.tolist()
+    ([[[1.0, -1.0], [-1.0, 1.0]]], [[1.0, -1.0], [1.0, -1.0]])
     """
     sites = len(params.field)
     first, second = pair_indices(sites, params.edges)
@@ -155,6 +195,11 @@ def contact_scores(params: Params) -> Float[Array, "site site"]:
     The Frobenius norms F_ij of the couplings in zero-sum gauge, less
     mean_k F_ik mean_k F_kj / mean F (the average product correction), over different
     sites; symmetric, with a diagonal of zeros.
+
+    >>> coupling = jnp.zeros((6, 2, 2)).at[3, 1, 1].set(8.0)  # sites 1 and 2 of 4
+    >>> scores = jax.jit(contact_scores)(Params(jnp.zeros((4, 2)), coupling))
+    >>> jnp.argwhere(scores == scores.max()).tolist()
+    [[1, 2], [2, 1]]
     """
     sites = len(params.field)
     norms = jnp.sqrt(jnp.sum(zero_sum(params).coupling ** 2, axis=(1, 2)))
@@ -168,7 +213,13 @@ def contact_scores(params: Params) -> Float[Array, "site site"]:
 
 
 def couplings_only(params: Params) -> Params:
-    """Weights for a penalty that spares the fields: 1 on couplings, 0 on fields."""
+    """Weights for a penalty that spares the fields: 1 on couplings, 0 on fields.
+
+    >>> from probjax import L2
+    >>> params = Params(jnp.ones((2, 2)), jnp.ones((1, 2, 2)))
+    >>> float(L2(0.5, weights=couplings_only(params)).value(params))
+    2.0
+    """
     zero = jnp.zeros((), params.field.dtype)
     return Params(zero, zero + 1, params.edges)
 
@@ -180,6 +231,9 @@ def sequence_weights(
 
     Sequences of related species are no independent draws; `Data(x, weights)` with these
     weights counts each family of near copies once.
+
+    >>> sequence_weights([[0, 1, 2], [0, 1, 2], [2, 0, 0]], num_states=3).tolist()
+    [0.5, 0.5, 1.0]
     """
     x = letters(x, num_states=num_states)
     if not 0 < identity <= 1:

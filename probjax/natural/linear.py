@@ -69,6 +69,13 @@ def metric(
             of its states weighted by their probabilities.
         centred: whether the mean score is taken off; None as `scores` have it.
         chunk_size: rows at a time.
+
+    >>> from probjax import exact, ising
+    >>> from probjax.natural import energy_scores
+    >>> flat = ising.from_matrix([[0.0, 0.0], [0.0, 0.0]])
+    >>> found = metric(energy_scores(ising.energy), flat, exact.states(2))
+    >>> bool(jnp.allclose(found.diagonal(), jnp.array([0.25, 0.25, 0.75]), atol=1e-4))
+    True
     """
     scores, data = as_scores(scores, centred), as_data(data)
     refuse_mask(data, "scores are of complete rows")

@@ -49,6 +49,12 @@ class Scores:
         function: `function(params, row)`: a number, or a vector of them.
         centred: whether their mean over the rows is taken off.
         scale: the metric is this many times their mean square.
+
+    >>> def linear(params, x):
+    ...     return params @ x
+    >>> scores, rows = Scores(linear), jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> scores(jnp.zeros(2), rows).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
     """
 
     function: Callable[[Params, State], Array] = static()
@@ -94,6 +100,13 @@ class Given:
     Args:
         function: `function(params, data)`: an array `(row, n)`, its columns in the
             order of `ravel_pytree(params)`. Weights of rows are not its business.
+
+    >>> from probjax.natural import metric
+    >>> def rows_themselves(params, data):
+    ...     return data.x
+    >>> rows = jnp.array([[1.0, 2.0], [-1.0, -2.0]])
+    >>> metric(Given(rows_themselves), jnp.zeros(2), rows).round().tolist()
+    [[1.0, 2.0], [2.0, 4.0]]
     """
 
     function: Callable[[Params, Data], Float[Array, "row n"]] = static()
@@ -123,6 +136,12 @@ class Metric:
     Args:
         function: `function(params, data)`: the matrix G, in the order of
             `ravel_pytree(params)`.
+
+    >>> from probjax.natural import metric
+    >>> def ours(params, data):
+    ...     return jnp.diag(jnp.array([1.0, 4.0]))
+    >>> metric(Metric(ours), jnp.zeros(2), jnp.zeros((1, 2))).tolist()
+    [[1.0, 0.0], [0.0, 4.0]]
     """
 
     function: Callable[[Params, Data], Float[Array, "n n"]] = static()
@@ -150,20 +169,47 @@ def energy_scores(energy: Energy, *, centred: bool = True) -> Scores:
 
     Over draws of the model that is the Fisher matrix. Without the mean taken off it is
     the thesis' energy approximation, which adds a direction that slows learning.
+
+    >>> from probjax import ising
+    >>> params = ising.from_matrix([[0.0, 0.0], [0.0, 0.0]])
+    >>> scores = energy_scores(ising.energy)
+    >>> scores(params, jnp.array([[1.0, 0.0], [1.0, 1.0]])).tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 2.0]]
     """
     return Scores(energy, centred=centred)
 
 
 def likelihood_scores(log_prob: Callable[[Params, State], Scalar]) -> Scores:
-    """Derivatives of log q(x), of a model that can be normalised."""
+    """Derivatives of log q(x), of a model that can be normalised.
+
+    >>> def log_prob(mean, x):
+    ...     return -jnp.sum((x - mean) ** 2) / 2
+    >>> scores = likelihood_scores(log_prob)
+    >>> scores(jnp.ones(1), jnp.array([[1.0], [3.0]])).tolist()
+    [[0.0], [2.0]]
+    """
     return Scores(log_prob)
 
 
 def loss_scores(loss: Callable[[Params, State], Scalar]) -> Scores:
-    """The derivative of any loss of a row, for models that are not probabilistic."""
+    """The derivative of any loss of a row, for models that are not probabilistic.
+
+    >>> def loss(params, x):
+    ...     return jnp.sum(params * x)
+    >>> loss_scores(loss)(jnp.zeros(2), jnp.array([[1.0, 2.0]])).tolist()
+    [[1.0, 2.0]]
+    """
     return Scores(loss)
 
 
 def regression_scores(function: Callable[[Params, State], Array]) -> Scores:
-    """Of predictions f(params, row), a vector, under the squared error |y - f|^2."""
+    """Of predictions f(params, row), a vector, under the squared error |y - f|^2.
+
+    >>> from probjax.natural import metric
+    >>> def predict(weight, x):
+    ...     return weight * x
+    >>> scores = regression_scores(predict)
+    >>> metric(scores, jnp.ones(2), jnp.array([[1.0, 3.0]])).round().tolist()
+    [[2.0, 0.0], [0.0, 18.0]]
+    """
     return Scores(function, scale=2.0)

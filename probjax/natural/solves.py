@@ -59,7 +59,11 @@ class Regulariser(Protocol):
 
 @recipe
 class Ridge:
-    """Eigenvalues g are inverted as 1 / (g + d s), s being their mean."""
+    """Eigenvalues g are inverted as 1 / (g + d s), s being their mean.
+
+    >>> Ridge(1.0).inverse(jnp.array([0.0, 3.0]), scale=jnp.array(1.0)).tolist()
+    [1.0, 0.25]
+    """
 
     damping: float = 1e-2
 
@@ -77,7 +81,11 @@ class Ridge:
 
 @recipe
 class Robust:
-    """As g / (g^2 + e s^2): those far below the root of e are frozen, not damped."""
+    """As g / (g^2 + e s^2): those far below the root of e are frozen, not damped.
+
+    >>> Robust(1.0).inverse(jnp.array([0.0, 1.0]), scale=jnp.array(1.0)).tolist()
+    [0.0, 0.5]
+    """
 
     epsilon: float = 1e-2
 
@@ -94,7 +102,11 @@ class Robust:
 
 @recipe
 class PseudoInverse:
-    """As 1 / g, or as 0 if they are below a share of the largest."""
+    """As 1 / g, or as 0 if they are below a share of the largest.
+
+    >>> PseudoInverse().inverse(jnp.array([0.0, 2.0]), scale=jnp.array(1.0)).tolist()
+    [0.0, 0.5]
+    """
 
     cut: float = 1e-6
 
@@ -108,7 +120,13 @@ class PseudoInverse:
 
 
 class Report(NamedTuple):
-    """How a solve went; NaN for what it cannot know."""
+    """How a solve went; NaN for what it cannot know.
+
+    >>> table = Table(rows=jnp.array([[1.0, 0.0], [0.0, 2.0]]))  # G is of 1 and 4
+    >>> report = Dense().factor(table, jnp.zeros(2), Ridge(0.0)).report
+    >>> float(report.rank), round(float(report.condition), 3)
+    (2.0, 4.0)
+    """
 
     rank: Scalar
     """How many directions of the metric were inverted."""
@@ -139,7 +157,13 @@ class Structure(Protocol):
 
 @recipe
 class Dense:
-    """All of the metric."""
+    """All of the metric.
+
+    >>> table = Table(rows=jnp.array([[1.0, 1.0], [0.0, 2.0]]))  # G is [[1, 1], [1, 5]]
+    >>> factor = Dense().factor(table, jnp.zeros(2), Ridge(0.0))
+    >>> factor.solve(jnp.array([2.0, 6.0])).round().tolist()
+    [1.0, 1.0]
+    """
 
     def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Blocked":
         groups = (tuple(range(len(jax.tree.leaves(params)))),)
@@ -153,6 +177,13 @@ class Blocks:
     Args:
         groups: a tree of labels like the parameters, or a prefix of it: leaves with the
             same label are one block. None for a block a leaf.
+
+    >>> rows = {"a": jnp.array([[1.0], [0.0]]), "b": jnp.array([[1.0], [2.0]])}
+    >>> params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}  # G is of blocks 1 and 5
+    >>> factor = Blocks().factor(Table(rows), params, Ridge(0.0))
+    >>> found = factor.solve({"a": jnp.ones(1), "b": jnp.full(1, 5.0)})
+    >>> float(found["a"][0]), round(float(found["b"][0]), 3)
+    (1.0, 1.0)
     """
 
     groups: PyTree = static(default=None)
@@ -178,7 +209,13 @@ class Blocks:
 
 @recipe
 class Diagonal:
-    """The diagonal alone: a length for every parameter."""
+    """The diagonal alone: a length for every parameter.
+
+    >>> table = Table(rows=jnp.array([[1.0, 1.0], [0.0, 2.0]]))  # of diagonal 1 and 5
+    >>> factor = Diagonal().factor(table, jnp.zeros(2), Ridge(0.0))
+    >>> factor.solve(jnp.array([1.0, 5.0])).round().tolist()
+    [1.0, 1.0]
+    """
 
     def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Lengths":
         flat, unravel = ravel_pytree(linear.diagonal())
@@ -197,6 +234,11 @@ class LowRank:
     held up to 2^27 entries; above that they are made again where they are needed.
 
     Its report is of the whole metric, the damping of which is its least eigenvalue.
+
+    >>> table = Table(rows=jnp.array([[2.0, 0.0]]))  # G is of 4 and 0, their mean 2
+    >>> factor = LowRank().factor(table, jnp.zeros(2), Ridge(0.5))
+    >>> factor.solve(jnp.array([5.0, 1.0])).round().tolist()
+    [1.0, 1.0]
     """
 
     def factor(self, linear: Linear, params: Params, regulariser: Any) -> "Woodbury":
@@ -249,6 +291,11 @@ class ConjugateGradient:
     Args:
         num_iterations: products at most.
         tolerance: the residual to stop at, relative to the gradient.
+
+    >>> table = Table(rows=jnp.array([[2.0, 0.0]]))  # G is of 4 and 0, their mean 2
+    >>> factor = ConjugateGradient().factor(table, jnp.zeros(2), Ridge(0.5))
+    >>> factor.solve(jnp.array([5.0, 1.0])).round().tolist()
+    [1.0, 1.0]
     """
 
     num_iterations: int = static(default=100)

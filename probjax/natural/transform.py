@@ -61,7 +61,16 @@ Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
 
 
 class NaturalState(NamedTuple):
-    """What `natural_gradient` keeps from step to step."""
+    """What `natural_gradient` keeps from step to step.
+
+    >>> def ours(params, data):
+    ...     return jnp.diag(jnp.array([1.0, 4.0]))
+    >>> transform = natural_gradient(Metric(ours), damping=0.0)
+    >>> params = jnp.zeros(2)
+    >>> _, state = transform.update(params, transform.init(params), params, data=params)
+    >>> int(state.step), round(float(state.report.condition), 3)
+    (1, 4.0)
+    """
 
     step: Array
     """How many there were."""
@@ -109,6 +118,15 @@ def natural_gradient(
         chunk_size: rows whose scores are held at a time; None for as many as need not
             much memory, with `LowRank()` up to 2^27 numbers.
         key: for `rows`.
+
+    >>> def ours(params, data):
+    ...     return jnp.diag(jnp.array([1.0, 4.0]))
+    >>> transform = natural_gradient(Metric(ours), damping=0.0)
+    >>> params, gradient = jnp.zeros(2), jnp.array([1.0, 8.0])
+    >>> state = transform.init(params)
+    >>> natural, _ = transform.update(gradient, state, params, data=jnp.zeros((1, 2)))
+    >>> natural.round().tolist()
+    [1.0, 2.0]
     """
     scores = as_scores(scores, centred)
     if isinstance(solve, type) or not hasattr(solve, "factor"):
@@ -170,6 +188,11 @@ def relative_gradient() -> optax.GradientTransformation:
 
     The metric is the one that multiplying W by any regular matrix from the right does
     not change, and costs two products in place of an inverse. Made for ICA.
+
+    >>> transform, params = relative_gradient(), jnp.array([[2.0, 0.0], [0.0, 3.0]])
+    >>> updates, _ = transform.update(jnp.eye(2), transform.init(params), params)
+    >>> updates.tolist()
+    [[4.0, 0.0], [0.0, 9.0]]
     """
 
     def update(updates, state, params=None):
@@ -183,7 +206,14 @@ def relative_gradient() -> optax.GradientTransformation:
 
 
 def states_of(energy: Energy, *, num_states: int = 2) -> Rows:
-    """Rows for `natural_gradient`: every state of a small model, by its probability."""
+    """Rows for `natural_gradient`: every state of a small model, by its probability.
+
+    >>> from probjax import ising
+    >>> rows, flat = states_of(ising.energy), ising.from_matrix([[0, 0], [0, 0]])
+    >>> found = rows(jax.random.key(0), flat, Data(jnp.zeros((1, 2))))
+    >>> found.x.shape, [round(float(p), 3) for p in found.weights]
+    ((4, 2), [0.25, 0.25, 0.25, 0.25])
+    """
 
     def rows(key, params, data):
         size = jax.tree.leaves(data.x)[0].shape[1]
@@ -198,6 +228,12 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
     """Rows for `natural_gradient`: chains of a sampler, each from a row of the data.
 
     With few steps they are between data and model, which is good enough for a metric.
+
+    >>> from probjax import HeatBath, ising
+    >>> rows = draws_of(ising.energy, HeatBath(), num_steps=2)
+    >>> params = ising.from_matrix([[50, 0], [0, -50]])
+    >>> rows(jax.random.key(0), params, Data(jnp.zeros((3, 2)))).x.tolist()
+    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
     check_count("num_steps", num_steps)
 

@@ -46,6 +46,12 @@ class Whitening:
     """y = W (x - centre), and back; a chart, where x are parameters.
 
     Build one with `whitening` for data, with `whitened` for parameters.
+
+    >>> chart = Whitening(2 * jnp.eye(2), jnp.eye(2) / 2, centre=jnp.array([1.0, 0.0]))
+    >>> chart.forward(jnp.array([2.0, 3.0])).tolist()
+    [2.0, 6.0]
+    >>> chart.inverse(jnp.array([2.0, 6.0])).tolist()
+    [2.0, 3.0]
     """
 
     matrix: Float[Array, "n n"]
@@ -72,6 +78,11 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     Args:
         damping: a share of the mean variance to add; or `PseudoInverse()`, which
             leaves out directions without variance.
+
+    >>> x = jnp.array([[0.0, 1.0], [4.0, 1.0], [0.0, 3.0], [4.0, 3.0]])
+    >>> white = jax.vmap(whitening(x).forward)(x)
+    >>> bool(jnp.allclose(jnp.cov(white.T, ddof=0), jnp.eye(2), atol=1e-3))
+    True
     """
     data = as_data(data)
     refuse_mask(data, "covariances are of complete rows")
@@ -104,6 +115,13 @@ def whitened(
 
     Args:
         damping: a share of the mean diagonal to add to the metric.
+
+    >>> from probjax import exact, ising
+    >>> from probjax.natural import energy_scores
+    >>> flat, states = ising.from_matrix([[0, 0], [0, 0]]), exact.states(2)
+    >>> chart = whitened(energy_scores(ising.energy), flat, states)
+    >>> float(jnp.abs(chart.forward(flat)).max())
+    0.0
     """
     found = metric(scores, params, data, centred=centred)
     values, vectors = eigen(found)
@@ -134,6 +152,17 @@ def fit_whitened(
         num_turns: how often at most; a fit that has converged ends.
         options: of `fit`, for each turn. `steps_per_round=100` is a good while. A turn
             that a `stop` or a `callback` ends is the last.
+
+    >>> from probjax import PseudoLikelihood, exact, ising
+    >>> from probjax.natural import energy_scores
+    >>> truth = ising.from_matrix([[0.5, -1.0], [-1.0, 0.25]])
+    >>> chances = jnp.exp(exact.log_probs(ising.energy, truth, 2))
+    >>> rows = Data(exact.states(2), chances)
+    >>> start = ising.from_matrix([[0, 0], [0, 0]])
+    >>> found = fit_whitened(jax.random.key(0), PseudoLikelihood(ising.energy), start,
+    ...                      rows, energy_scores(ising.energy)).params
+    >>> bool(jnp.allclose(found.coupling, truth.coupling, atol=0.01))
+    True
     """
     check_count("num_turns", num_turns)
     if not is_concrete((params, data)):

@@ -26,7 +26,12 @@ from probjax.types import (
 
 
 class Capacity(NamedTuple):
-    """How many of random patterns a rule stores."""
+    """How many of random patterns a rule stores.
+
+    >>> found = Capacity(np.array([1, 5, 9]), np.ones(3), np.array([1.0, 0.8, 0.1]))
+    >>> int(found.num_patterns[found.complete > 0.5].max())
+    5
+    """
 
     num_patterns: Array
     """m, one entry each below."""
@@ -37,7 +42,15 @@ class Capacity(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """What becomes of patterns of which bits are flipped."""
+    """What becomes of patterns of which bits are flipped.
+
+    >>> from probjax.models import hopfield
+    >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
+    >>> params = hopfield.outer_product(patterns).params
+    >>> found = recovery(jax.random.key(0), params, patterns, [1, 8])
+    >>> found.num_flips.tolist(), found.exact.tolist(), found.bits.tolist()
+    ([1, 8], [1.0, 0.0], [1.0, 0.0])
+    """
 
     num_flips: Array
     """One entry each below."""
@@ -62,6 +75,13 @@ def capacity(
             `lambda key, patterns: hopfield.perceptron(patterns)`. Compiled for every
             function it is given: make one once.
         size: units of the network.
+
+    >>> from probjax.models import hopfield
+    >>> def rule(key, patterns):
+    ...     return hopfield.outer_product(patterns)
+    >>> found = capacity(jax.random.key(0), rule, 8, [1, 20], num_trials=5)
+    >>> found.complete.tolist()
+    [1.0, 0.0]
     """
     check_count("size", size)
     check_count("num_trials", num_trials)
@@ -97,6 +117,12 @@ def recovery(
 
     Args:
         num_trials: corrupted versions of each pattern.
+
+    >>> from probjax.models import hopfield
+    >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
+    >>> params = hopfield.outer_product(patterns).params
+    >>> recovery(jax.random.key(0), params, patterns, [0, 1, 8]).exact.tolist()
+    [1.0, 1.0, 0.0]
     """
     check_count("num_trials", num_trials)
     patterns = _rows(patterns)
@@ -125,6 +151,13 @@ def basin_radius(
 
     That is in `share` of the trials, for this number of bits and for all fewer; -1 for
     a pattern that is no fixed point.
+
+    >>> from probjax.models import hopfield
+    >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
+    >>> params = hopfield.outer_product(patterns).params
+    >>> key = jax.random.key(0)
+    >>> basin_radius(key, params, patterns, share=1.0, num_trials=10).tolist()
+    [3]
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -142,7 +175,11 @@ def basin_radius(
 
 
 def overlap(x: ArrayLike, patterns: ArrayLike) -> Float[Array, "row pattern"]:
-    """How alike states and patterns are: 1 if equal, -1 if opposite, 0 by chance."""
+    """How alike states and patterns are: 1 if equal, -1 if opposite, 0 by chance.
+
+    >>> overlap([[1, 1, 0, 0]], [[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]]).tolist()
+    [[1.0, -1.0, 0.0]]
+    """
     first, second = (2 * binary(jnp.asarray(part)) - 1 for part in (x, patterns))
     return first @ second.T / first.shape[-1]
 

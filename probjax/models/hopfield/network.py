@@ -45,7 +45,12 @@ from probjax.types import (
 
 
 class Params(NamedTuple):
-    """Weights and thresholds; `checked` refuses those that are of no network."""
+    """Weights and thresholds; `checked` refuses those that are of no network.
+
+    >>> params = Params(weight=1 - jnp.eye(2), threshold=jnp.full(2, 0.5))
+    >>> is_fixed(params, [[0, 0], [0, 1], [1, 1]]).tolist()
+    [True, False, True]
+    """
 
     weight: Float[Array, "unit unit"]
     """J: positive where two units like to be on together."""
@@ -54,14 +59,23 @@ class Params(NamedTuple):
 
 
 def init(key: PRNGKeyArray, size: int, *, scale: float = 0.0) -> Params:
-    """Normal weights of standard deviation `scale`, by default 0, and no thresholds."""
+    """Normal weights of standard deviation `scale`, by default 0, and no thresholds.
+
+    >>> weight = init(jax.random.key(0), 3, scale=1.0).weight
+    >>> bool((weight == weight.T).all()), weight.diagonal().tolist()
+    (True, [0.0, 0.0, 0.0])
+    """
     check_count("size", size)
     half = jnp.triu(scale * jax.random.normal(key, (size, size)), 1)
     return Params(half + half.T, jnp.zeros(size))
 
 
 def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
-    """The network of a matrix J and thresholds, unless there is none."""
+    """The network of a matrix J and thresholds, unless there is none.
+
+    >>> checked([[0, 1], [1, 0]], [0.5, 0.5]).weight.tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
     weight, threshold = floating(weight), floating(threshold)
     if weight.ndim != 2 or weight.shape != (*threshold.shape, *threshold.shape):
         raise ValueError(
@@ -89,50 +103,93 @@ def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
 
 
 def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
-    """E(x) - E(x with unit i flipped) = d_i (J_i x - theta_i) for every i."""
+    """E(x) - E(x with unit i flipped) = d_i (J_i x - theta_i) for every i.
+
+    >>> params = Params(1 - jnp.eye(2), jnp.array([0.25, 0.5]))
+    >>> flip_gaps(params, jnp.array([1.0, 1.0])).tolist()
+    [-0.75, -0.5]
+    """
     _check_size(params, x)
     return (1 - 2 * x) * (_symmetric(params.weight) @ x - params.threshold)
 
 
 @closed_form(flip_gaps=flip_gaps)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """-1/2 x'Jx + theta'x."""
+    """-1/2 x'Jx + theta'x.
+
+    >>> params = Params(1 - jnp.eye(2), jnp.array([0.25, 0.5]))
+    >>> float(energy(params, jnp.array([1.0, 1.0])))  # -1 + 0.25 + 0.5
+    -0.25
+    """
     _check_size(params, x)
     return -(x @ _symmetric(params.weight) @ x) / 2 + params.threshold @ x
 
 
 def to_ising(params: Params) -> ising.Params:
-    """The Ising model with the same energy: -J/2, and theta on the diagonal."""
+    """The Ising model with the same energy: -J/2, and theta on the diagonal.
+
+    >>> params = Params(1 - jnp.eye(2), jnp.array([0.25, 0.5]))
+    >>> ising.coupling_matrix(to_ising(params)).tolist()
+    [[0.25, -0.5], [-0.5, 0.5]]
+    """
     return ising.from_matrix(
         -_symmetric(params.weight) / 2 + jnp.diag(params.threshold)
     )
 
 
 def from_ising(params: ising.Params) -> Params:
-    """The network with the same energy as an Ising model."""
+    """The network with the same energy as an Ising model.
+
+    >>> found = from_ising(ising.from_matrix([[0.25, -0.5], [-0.5, 0.5]]))
+    >>> float(found.weight[0, 1]), found.threshold.tolist()
+    (1.0, [0.25, 0.5])
+    """
     matrix = ising.coupling_matrix(params)
     return Params(-2 * (matrix - jnp.diag(params.bias)), params.bias)
 
 
 def is_fixed(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
-    """Whether no update changes a state, or each of the rows of many."""
+    """Whether no update changes a state, or each of the rows of many.
+
+    >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
+    >>> is_fixed(params, [[0, 0, 0], [1, 1, 0], [1, 1, 1]]).tolist()
+    [True, False, True]
+    """
     x = _states(params, x)
     return jnp.all(_updated(_fields(params, x), x) == x, axis=-1)
 
 
 def is_strict_minimum(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
-    """Whether every flip of a unit raises the energy, of a state or of each row."""
+    """Whether every flip of a unit raises the energy, of a state or of each row.
+
+    >>> params = Params(1 - jnp.eye(2), jnp.zeros(2))
+    >>> is_fixed(params, [[0, 0], [1, 1]]).tolist()
+    [True, True]
+    >>> is_strict_minimum(params, [[0, 0], [1, 1]]).tolist()
+    [False, True]
+    """
     x = _states(params, x)
     return jnp.all((1 - 2 * x) * _fields(params, x) < 0, axis=-1)
 
 
 def is_stored(params: Params, patterns: ArrayLike) -> Bool[Array, ""]:
-    """Whether all patterns are fixed points."""
+    """Whether all patterns are fixed points.
+
+    >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
+    >>> bool(is_stored(params, [[0, 0, 0], [1, 1, 1]]))
+    True
+    """
     return jnp.all(is_fixed(params, patterns))
 
 
 class Recall(NamedTuple):
-    """What states have come to."""
+    """What states have come to.
+
+    >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
+    >>> found = recall(params, [[1, 1, 0], [1, 0, 0]])
+    >>> found.converged.tolist(), int(found.num_sweeps)  # the last changes nothing
+    ([True, True], 2)
+    """
 
     x: Float[Array, "*row unit"]
     converged: Bool[Array, "*row"]
@@ -147,6 +204,10 @@ def recall(params: Params, x: ArrayLike, *, max_sweeps: int = 100) -> Recall:
     Args:
         max_sweeps: how often all units are updated at most. Most states need two or
             three; there are networks on which some need exponentially many.
+
+    >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
+    >>> recall(params, [[1, 1, 0], [1, 0, 0]]).x.tolist()
+    [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
     check_count("max_sweeps", max_sweeps)
     params = checked(*params)
@@ -172,7 +233,12 @@ def _recall(params, x, max_sweeps):
 
 
 def sweep(params: Params, x: Float[Array, "*row unit"]) -> Float[Array, "*row unit"]:
-    """Update all units once, in order."""
+    """Update all units once, in order.
+
+    >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
+    >>> sweep(params, jnp.array([1.0, 1.0, 0.0])).tolist()
+    [1.0, 1.0, 1.0]
+    """
     return _sweep(params._replace(weight=_symmetric(params.weight)), x)
 
 

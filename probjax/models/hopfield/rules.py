@@ -53,11 +53,25 @@ from probjax.types import (
 
 
 class NotStorableWarning(UserWarning):
-    """No network has all these patterns as strict minima."""
+    """No network has all these patterns as strict minima.
+
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", NotStorableWarning)
+    ...     try:
+    ...         flow(jax.random.key(0), jnp.array([[1, 1], [1, 0]]))
+    ...     except NotStorableWarning as trouble:
+    ...         print(trouble)
+    not all can be stored: patterns 0 and 1 are one bit apart, 1 such pairs in all
+    """
 
 
 class Learned(NamedTuple):
-    """A network, and what it has learned."""
+    """A network, and what it has learned.
+
+    >>> learned = outer_product(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]]))
+    >>> learned.stored.tolist(), learned.params.weight.shape
+    ([True, True], (4, 4))
+    """
 
     params: Params
     stored: Bool[Array, " pattern"]
@@ -67,21 +81,33 @@ class Learned(NamedTuple):
 
 
 def outer_product(patterns: ArrayLike | Data) -> Learned:
-    """Hopfield's rule."""
+    """Hopfield's rule.
+
+    >>> outer_product(jnp.array([[1, 0, 1, 0]])).params.weight[0].tolist()
+    [0.0, -0.5, 0.5, -0.5]
+    """
     x, weights = _checked(patterns)
     s = 2 * x - 1
     return _learned(_from_spins((s * weights[:, None]).T @ s / x.shape[1]), x, weights)
 
 
 def pseudo_inverse(patterns: ArrayLike | Data) -> Learned:
-    """The projection onto the span of the patterns, without its diagonal."""
+    """The projection onto the span of the patterns, without its diagonal.
+
+    >>> pseudo_inverse(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
+    [True, True]
+    """
     x, weights = _checked(patterns)
     s = (2 * x - 1) * (weights > 0)[:, None]
     return _learned(_from_spins(jnp.linalg.pinv(s) @ s), x, weights)
 
 
 def storkey(patterns: ArrayLike | Data) -> Learned:
-    """Storkey's rule, pattern after pattern."""
+    """Storkey's rule, pattern after pattern.
+
+    >>> storkey(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
+    [True, True]
+    """
     x, weights = _checked(patterns)
     size = x.shape[1]
 
@@ -105,6 +131,9 @@ def perceptron(patterns: ArrayLike | Data, *, max_passes: int = 1000) -> Learned
 
     It comes to an end if the patterns can be stored, after very many passes where they
     hardly can.
+
+    >>> perceptron(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
+    [True, True]
     """
     check_count("max_passes", max_passes)
     x, weights = _checked(patterns)
@@ -161,6 +190,10 @@ def flow(
         max_steps: of L-BFGS, at most.
         penalty: on weights and thresholds. A strong one keeps patterns from being
             stored, which `stored` tells.
+
+    >>> patterns = jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])
+    >>> flow(jax.random.key(0), patterns).stored.tolist()
+    [True, True]
     """
     x, weights = _checked(patterns)
     if is_concrete((x, weights)) and (why := _one_bit_apart(x, weights)):
@@ -184,14 +217,27 @@ def flow(
 
 
 def all_stored(progress: Progress, data: Data) -> Array:
-    """A `stop` for `fit`: every flip of every pattern raises the energy."""
+    """A `stop` for `fit`: every flip of every pattern raises the energy.
+
+    >>> patterns = jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]])
+    >>> start = Params(jnp.zeros((4, 4)), jnp.zeros(4))
+    >>> data, key = Data(patterns, jnp.ones(2)), jax.random.key(0)
+    >>> found = fit(key, MPF(energy), start, data, stop=all_stored)
+    >>> is_fixed(found.params, patterns).tolist()
+    [True, True]
+    """
     gaps = jax.vmap(flip_gaps, (None, 0))(progress.params, data.x)
     rows = jnp.all(gaps < 0, axis=1)
     return jnp.all(rows if data.weights is None else rows | (data.weights == 0))
 
 
 def log_flow(params: Params, patterns: ArrayLike | Data) -> Scalar:
-    """Log of K, the sum over patterns and units of exp(gap / 2): stored if below 0."""
+    """Log of K, the sum over patterns and units of exp(gap / 2): stored if below 0.
+
+    >>> nothing = Params(jnp.zeros((2, 2)), jnp.zeros(2))
+    >>> round(float(log_flow(nothing, jnp.array([[1, 1], [0, 0]]))), 4)  # log 4
+    1.3863
+    """
     x, weights = _checked(patterns)
     gaps = jax.vmap(flip_gaps, (None, 0))(params, x)
     return jax.scipy.special.logsumexp(gaps / 2, b=(weights > 0)[:, None])
@@ -202,6 +248,11 @@ def flow_step(params: Params, x: Float[Array, " unit"], rate: float | Scalar) ->
 
     Minus `rate` times the gradient of the pattern's flow, sum_i exp(gap_i / 2), in
     J_ij = J_ji and theta_i; up to a factor of 2 that belongs to the rate.
+
+    >>> nothing = Params(jnp.zeros((2, 2)), jnp.zeros(2))
+    >>> found = flow_step(nothing, jnp.array([1.0, 0.0]), 0.5)
+    >>> found.threshold.tolist(), float(found.weight[0, 1])
+    ([-0.5, 0.5], -0.5)
     """
     turn = 1 - 2 * x
     drive = turn * jnp.exp(flip_gaps(params, x) / 2)
@@ -215,6 +266,9 @@ def not_storable(patterns: ArrayLike | Data) -> str:
     """Why no network can have these as strict minima; "" if nothing is seen.
 
     Of two patterns one bit apart each would have to be the lower one.
+
+    >>> not_storable(jnp.array([[1, 1], [1, 0]]))
+    'patterns 0 and 1 are one bit apart, 1 such pairs in all'
     """
     return _one_bit_apart(*_checked(patterns))
 

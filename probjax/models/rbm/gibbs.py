@@ -37,7 +37,13 @@ from probjax.types import (
 
 
 class Grown(NamedTuple):
-    """A machine on the way of `Growth`."""
+    """A machine on the way of `Growth`.
+
+    >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
+    >>> machine = Grown(params, jnp.zeros(2), jnp.zeros(1), jnp.array(0.5))
+    >>> machine.visible_bias.tolist(), machine.field(jnp.array([3.0])).tolist()
+    ([1.0, 2.0], [1.5])
+    """
 
     params: Params
     """At the end of it."""
@@ -61,13 +67,26 @@ class Grown(NamedTuple):
 
 
 def grown_energy(machine: Grown, x: Float[Array, " visible"]) -> Scalar:
-    """The energy of one visible state on the way of `Growth`."""
+    """The energy of one visible state on the way of `Growth`.
+
+    >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
+    >>> machine = Grown(params, jnp.zeros(2), jnp.zeros(1), jnp.array(1.0))
+    >>> x = jnp.array([0.0, 1.0])
+    >>> bool(jnp.allclose(grown_energy(machine, x), energy(params, x)))
+    True
+    """
     check_visible(machine.params, x)
     return _energy(machine, _state(machine.params, x))
 
 
 class BlockState(NamedTuple):
-    """Where `BlockGibbs` is."""
+    """Where `BlockGibbs` is.
+
+    >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.zeros(1))
+    >>> key, x = jax.random.key(0), jnp.array([0.0, 1.0])
+    >>> BlockGibbs().init(key, potential(energy, params), x).field.tolist()
+    [2.0]
+    """
 
     x: Float[Array, " visible"]
     """The visible units."""
@@ -82,6 +101,13 @@ class BlockGibbs:
     That is reversible at weight 1 of the energy. At weight w, as on the rungs of
     `Tempered`, the marginal is no machine's, and the outcome x' is accepted with
     probability min(1, exp((1 - w) (E(x') - E(x)))), which is then the right ratio.
+
+    >>> from probjax import sample
+    >>> params = Params(jnp.zeros((2, 1)), jnp.array([20.0, -20.0]), jnp.zeros(1))
+    >>> draws = sample(jax.random.key(0), energy, params, jnp.zeros((3, 2)),
+    ...                sampler=BlockGibbs(), num_draws=4)
+    >>> draws.x.shape, draws.x.mean((0, 1)).tolist()
+    ((3, 4, 2), [1.0, 0.0])
     """
 
     def prepare(self, potential: Potential, x: State) -> State:
@@ -132,6 +158,12 @@ class Growth:
         visible: a, the log odds of the visible units, as the data have them.
         hidden: d, those of the hidden ones, as the machine has them over the data: then
             both layers stay about as active all the way. None for 0.
+
+    >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
+    >>> path, x = Growth(visible=jnp.zeros(2)), jnp.array([0.0, 1.0])
+    >>> end = path.model(energy, params, Bernoulli(2), jnp.array(1.0))
+    >>> bool(jnp.allclose(end(x), energy(params, x)))
+    True
     """
 
     visible: Float[Array, " visible"]

@@ -26,6 +26,11 @@ def weights_only(params: Params) -> Params:
     """Weights for a penalty that spares the biases: 1 on weights, 0 on biases.
 
     Weight decay is `L2(strength, weights=rbm.weights_only(params))`.
+
+    >>> from probjax import L2
+    >>> params = Params(jnp.ones((2, 1)), jnp.ones(2), jnp.ones(1))
+    >>> float(L2(0.5, weights=weights_only(params)).value(params))
+    1.0
     """
     return jax.tree.map(jnp.zeros_like, params)._replace(
         weight=jnp.ones_like(params.weight)
@@ -34,7 +39,14 @@ def weights_only(params: Params) -> Params:
 
 @recipe
 class Centred:
-    """Coordinates of a machine over units less the given means: see the module."""
+    """Coordinates of a machine over units less the given means: see the module.
+
+    >>> chart = Centred(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))
+    >>> params = Params(jnp.array([[2.0], [4.0]]), jnp.zeros(2), jnp.zeros(1))
+    >>> coordinates = chart.forward(params)
+    >>> coordinates.visible_bias.tolist(), coordinates.hidden_bias.tolist()
+    ([1.0, 2.0], [5.0])
+    """
 
     visible_mean: Float[Array, " visible"]
     hidden_mean: Float[Array, " hidden"]
@@ -60,7 +72,13 @@ class Centred:
 
 
 def centred(params: Params, data: ArrayLike | Data) -> Centred:
-    """The chart of centred units, by their means over `data` as `params` has them."""
+    """The chart of centred units, by their means over `data` as `params` has them.
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
+    >>> chart = centred(params, jnp.array([[0, 1], [1, 1]]))
+    >>> chart.visible_mean.tolist(), chart.hidden_mean.tolist()
+    ([0.5, 1.0], [0.5])
+    """
     data = as_data(data)
     refuse_mask(data, "hidden units are of complete rows")
     data = data._replace(x=floating(data.x))

@@ -47,7 +47,12 @@ NUM_PRODUCTS = (8, 16, 32)
 
 
 class Params(NamedTuple):
-    """Weights between the layers, and a bias for every unit."""
+    """Weights between the layers, and a bias for every unit.
+
+    >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.zeros(1))
+    >>> hidden_log_odds(params, jnp.array([1.0, 1.0])).tolist()
+    [3.0]
+    """
 
     weight: Float[Array, "visible hidden"]
     """Positive where two units like to be on together."""
@@ -68,6 +73,13 @@ def init(
     Args:
         data: rows of bits, whose log odds are the visible biases then, with one row of
             halves added; where units are mostly off, as of digits, that learns faster.
+
+    >>> init(jax.random.key(0), 6, 3).weight.shape
+    (6, 3)
+    >>> rows = jnp.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    >>> bias = init(jax.random.key(0), 2, 1, data=rows).visible_bias
+    >>> [round(float(each), 2) for each in bias]  # the logarithm of 3.5 / 0.5
+    [1.95, -1.95]
     """
     if min(num_visible, num_hidden) < 1:
         raise ValueError(
@@ -83,7 +95,14 @@ def init(
 
 
 def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " visible"]:
-    """E(x) - E(x with visible unit n flipped) for every n, the cheapest safe way."""
+    """E(x) - E(x with visible unit n flipped) for every n, the cheapest safe way.
+
+    >>> params, x = init(jax.random.key(0), 3, 2, scale=1.0), jnp.array([0.0, 1.0, 1.0])
+    >>> other = jnp.array([1.0, 1.0, 1.0])
+    >>> rise = flip_gaps(params, x)[0] - (energy(params, x) - energy(params, other))
+    >>> bool(jnp.abs(rise) < 1e-5)
+    True
+    """
     check_visible(params, x)
     # Chosen from the parameters alone, so that a batch of states shares one branch.
     weight = jax.lax.stop_gradient(params.weight)
@@ -97,7 +116,13 @@ def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vis
 def gaps_by_products(
     params: Params, x: Float[Array, " visible"], *, num_products: int
 ) -> Float[Array, " visible"]:
-    """The gaps to within `tail_bound`, by matrix products alone."""
+    """The gaps to within `tail_bound`, by matrix products alone.
+
+    >>> params, x = init(jax.random.key(0), 3, 2, scale=1.0), jnp.array([0.0, 1.0, 1.0])
+    >>> gaps = gaps_by_products(params, x, num_products=16)
+    >>> bool(jnp.abs(gaps - exact_gaps(params, x)).max() < 1e-4)
+    True
+    """
     weight, visible_bias, hidden_bias = params
     turn = 1 - 2 * x
     q, z = -jnp.tanh(weight / 4), jnp.tanh((x @ weight + hidden_bias) / 2)
@@ -113,13 +138,22 @@ def gaps_by_products(
 def tail_bound(
     weight: Float[Array, "visible hidden"], num_products: int
 ) -> Float[Array, " visible"]:
-    """The most that `gaps_by_products` can be off for each visible unit."""
+    """The most that `gaps_by_products` can be off for each visible unit.
+
+    >>> bool((tail_bound(jnp.ones((4, 10)), 8) < 1e-4).all())
+    True
+    """
     q, after = jnp.tanh(jnp.abs(weight) / 4), num_products + 1
     return 2 * jnp.sum(q**after / (after * (1 - q)), axis=1)
 
 
 def exact_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " visible"]:
-    """The gaps to rounding, whatever the weights, visible unit by visible unit."""
+    """The gaps to rounding, whatever the weights, visible unit by visible unit.
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.array([1.0, 2.0]), jnp.zeros(1))
+    >>> exact_gaps(params, jnp.array([0.0, 1.0])).tolist()
+    [1.0, -2.0]
+    """
     field = x @ params.weight + params.hidden_bias
     stays, goes = jax.nn.sigmoid(-field), jax.nn.sigmoid(field)
 
@@ -139,6 +173,10 @@ def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
     """The energy -b'x - sum_h softplus(W'x + c)_h of one visible state.
 
     Others call it the free energy, as the hidden units are summed out of it.
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.array([1.0, 2.0]), jnp.zeros(1))
+    >>> round(float(energy(params, jnp.array([1.0, 1.0]))), 4)  # -3 - log 2
+    -3.6931
     """
     check_visible(params, x)
     field = x @ params.weight + params.hidden_bias
@@ -148,7 +186,12 @@ def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
 def hidden_log_odds(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """W'x + c: the log odds that each hidden unit is on, given the visible ones."""
+    """W'x + c: the log odds that each hidden unit is on, given the visible ones.
+
+    >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.array([-3.0]))
+    >>> hidden_log_odds(params, jnp.array([0.0, 1.0])).tolist()
+    [-1.0]
+    """
     check_visible(params, x)
     return x @ params.weight + params.hidden_bias
 
@@ -156,7 +199,12 @@ def hidden_log_odds(
 def visible_log_odds(
     params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """W h + b: the log odds that each visible unit is on, given the hidden ones."""
+    """W h + b: the log odds that each visible unit is on, given the hidden ones.
+
+    >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.array([0.0, 0.5]), jnp.zeros(1))
+    >>> visible_log_odds(params, jnp.array([1.0])).tolist()
+    [1.0, 2.5]
+    """
     if hidden.shape != params.hidden_bias.shape:
         raise ValueError(
             f"hidden must have the {len(params.hidden_bias)} hidden units of params, "
@@ -168,28 +216,49 @@ def visible_log_odds(
 def hidden_means(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """The probability that each hidden unit is on, given the visible ones."""
+    """The probability that each hidden unit is on, given the visible ones.
+
+    >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.array([-3.0]))
+    >>> hidden_means(params, jnp.array([1.0, 1.0])).tolist()
+    [0.5]
+    """
     return jax.nn.sigmoid(hidden_log_odds(params, x))
 
 
 def visible_means(
     params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """The probability that each visible unit is on, given the hidden ones."""
+    """The probability that each visible unit is on, given the hidden ones.
+
+    >>> weight, bias = jnp.array([[1.0], [2.0]]), jnp.array([-1.0, -2.0])
+    >>> params = Params(weight, bias, jnp.zeros(1))
+    >>> visible_means(params, jnp.array([1.0])).tolist()
+    [0.5, 0.5]
+    """
     return jax.nn.sigmoid(visible_log_odds(params, hidden))
 
 
 def sample_hidden(
     key: PRNGKeyArray, params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """Hidden units drawn given the visible ones."""
+    """Hidden units drawn given the visible ones.
+
+    >>> params = Params(jnp.zeros((2, 2)), jnp.zeros(2), jnp.array([50.0, -50.0]))
+    >>> sample_hidden(jax.random.key(0), params, jnp.array([0.0, 1.0])).tolist()
+    [1.0, 0.0]
+    """
     return _bits(key, hidden_means(params, x))
 
 
 def sample_visible(
     key: PRNGKeyArray, params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """Visible units drawn given the hidden ones."""
+    """Visible units drawn given the hidden ones.
+
+    >>> params = Params(jnp.zeros((2, 2)), jnp.array([50.0, -50.0]), jnp.zeros(2))
+    >>> sample_visible(jax.random.key(0), params, jnp.array([0.0, 1.0])).tolist()
+    [1.0, 0.0]
+    """
     return _bits(key, visible_means(params, hidden))
 
 
@@ -199,6 +268,12 @@ def reconstruct(
     """What the means of the hidden units make of a state: up and down once, as means.
 
     It is near `x` where the machine knows it; that is no likelihood.
+
+    >>> params = Params(jnp.full((2, 1), 20.0), jnp.full(2, -10.0), jnp.array([-20.0]))
+    >>> reconstruct(params, jnp.array([1.0, 1.0])).round().tolist()
+    [1.0, 1.0]
+    >>> reconstruct(params, jnp.array([0.0, 0.0])).round().tolist()
+    [0.0, 0.0]
     """
     return visible_means(params, hidden_means(params, x))
 
@@ -209,12 +284,21 @@ def _bits(key, chances):
 
 
 def transpose(params: Params) -> Params:
-    """The machine with its layers exchanged: the same joint, the other marginal."""
+    """The machine with its layers exchanged: the same joint, the other marginal.
+
+    >>> transpose(init(jax.random.key(0), 6, 3)).weight.shape
+    (3, 6)
+    """
     return Params(params.weight.T, params.hidden_bias, params.visible_bias)
 
 
 def log_z(params: Params) -> Scalar:
-    """Log of the sum over all states, by enumerating the smaller layer (up to 22)."""
+    """Log of the sum over all states, by enumerating the smaller layer (up to 22).
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
+    >>> round(float(log_z(params)), 4)  # log 8, of 2 visible units and a hidden one
+    2.0794
+    """
     visible, hidden = params.weight.shape
     params = params if visible <= hidden else transpose(params)
     return enumeration.log_z(energy, params, min(visible, hidden))
