@@ -68,7 +68,7 @@ def test_arviz_has_states_by_name_and_what_steps_told(arviz):
     np.testing.assert_array_equal(stats["acceptance_rate"], accept)
     np.testing.assert_array_equal(stats["diverging"], b % 5 == 0)
     assert stats["diverging"].dtype == bool
-    told = samplers.hmc.HMCInfo(accept, accept, accept, diverged, b)
+    told = samplers.hmc.HMCInfo(accept, accept, accept, diverged, b, accept)
     np.testing.assert_array_equal(to_arviz(drawn(a, told))["sample_stats"]["energy"], b)
     plain = to_arviz(drawn(a, Info(accept)))
     np.testing.assert_array_equal(plain["posterior"]["x"], a)

@@ -99,6 +99,9 @@ class HMCInfo(NamedTuple):
     """1 if the energy rose beyond all bounds or was no number; never accepted."""
     energy: Scalar
     """E(x) + v'v / 2 where it ends, the momentum refreshed."""
+    evaluations: Scalar
+    """How many leaps were evaluated, `num_steps` gradients each: one, and another where
+    `flip` had to know what lies behind."""
 
 
 class Choice(NamedTuple):
@@ -291,7 +294,10 @@ class HMC:
         after = leap(potential, before)
         log_ratio = _log_ratio(potential, before, after)
 
+        needs = []
+
         def backward(needed):
+            needs.append(needed.astype(kind))
             return lazily(_log_ratio_back, needed, leap, potential, before)
 
         choice = self.flip(chance, state.slice, log_ratio, backward)
@@ -303,6 +309,7 @@ class HMC:
             flip=choice.flip.astype(kind),
             diverged=(log_ratio < -DIVERGENT).astype(kind),
             energy=hamiltonian(potential, phase),
+            evaluations=sum(needs, jnp.ones((), kind)),
         )
         return HMCState(phase, choice.slice, state.age + 1), info
 

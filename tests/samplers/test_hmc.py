@@ -281,6 +281,16 @@ def test_energies_without_bottom_are_no_place_to_go(key):
         assert draws.info.diverged.mean() > 0.05
 
 
+@pytest.mark.parametrize("flip", FLIPS)
+def test_leaps_are_counted_and_those_back_too(key, flip):
+    start = jnp.zeros((50, 2))
+    sampler = HMC(1.5, flip=flip)
+    info = sample(key, crooked, 1.0, start, sampler=sampler, num_draws=20).info
+    assert 0.1 < info.accept.mean() < 0.9
+    behind = 1 - info.accept if flip is reduced_flip else 0 * info.accept
+    np.testing.assert_array_equal(info.evaluations, 1 + behind)
+
+
 def test_wide_bounds_leave_what_they_do_not_touch(key):
     """In float32: an exponential that never sees its far bound."""
     start = jax.random.exponential(key, (2000, 1))
