@@ -79,7 +79,9 @@ def unique_rows(data: ArrayLike | Data) -> Data:
 def _count_rows(x):
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
-        raise ValueError("data must be arrays with a leading axis of rows")
+        raise ValueError(
+            "data must be arrays with a leading axis of rows: of lists, np.array makes one"
+        )
     counts = {len(leaf) for leaf in leaves}
     if len(counts) > 1:
         raise ValueError(f"all of data must have the same rows, got {sorted(counts)}")

@@ -25,6 +25,7 @@ def test_unique_rows_add_up_the_weights_they_had():
         (np.zeros((0, 3)), r"not be empty, got shape \(0, 3\)"),
         (np.zeros((3, 0)), "not be empty"),
         (np.float32(1), "leading axis of rows"),
+        ([[0, 1], [1, 1]], "of lists, np.array makes one"),
         (np.array([[0.0, np.nan]]), "finite"),
         (np.array([[0.0, np.inf]]), "finite"),
         ((np.zeros((3, 1)), np.zeros((4, 1))), r"same rows, got \[3, 4\]"),

@@ -61,7 +61,7 @@ class NotStorableWarning(UserWarning):
     ...         flow(jax.random.key(0), jnp.array([[1, 1], [1, 0]]))
     ...     except NotStorableWarning as trouble:
     ...         print(trouble)
-    not all can be stored: patterns 0 and 1 are one bit apart, 1 such pairs in all
+    not all can be stored: patterns 0 and 1 are one bit apart
     """
 
 
@@ -268,7 +268,7 @@ def not_storable(patterns: ArrayLike | Data) -> str:
     Of two patterns one bit apart each would have to be the lower one.
 
     >>> not_storable(jnp.array([[1, 1], [1, 0]]))
-    'patterns 0 and 1 are one bit apart, 1 such pairs in all'
+    'patterns 0 and 1 are one bit apart'
     """
     return _one_bit_apart(*_checked(patterns))
 
@@ -319,10 +319,8 @@ def _one_bit_apart(x, weights):
     if not pairs:
         return ""
     i, j = min(sorted(pair) for pair in pairs)
-    return (
-        f"patterns {rows[i]} and {rows[j]} are one bit apart, {len(pairs)} such pairs "
-        "in all"
-    )
+    others = f", of {len(pairs):,} such pairs" if len(pairs) > 1 else ""
+    return f"patterns {rows[i]} and {rows[j]} are one bit apart{others}"
 
 
 def _from_spins(weight):
