@@ -80,7 +80,8 @@ def _count_rows(x):
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
         raise ValueError(
-            "data must be arrays with a leading axis of rows: of lists, np.array makes one"
+            "data must be arrays with a leading axis of rows: of lists, np.array makes "
+            "one"
         )
     counts = {len(leaf) for leaf in leaves}
     if len(counts) > 1:
