@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-import matplotlib
+from matplotlib import pyplot
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capsys):
     """What the code blocks of a document print, line by line."""
-    matplotlib.use("Agg")
+    pyplot.switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PROBJAX_DATA", raising=False)
 
@@ -19,7 +19,7 @@ def printed(tmp_path, monkeypatch, capsys):
         blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         assert blocks
         exec("\n".join(blocks), {})
-        matplotlib.pyplot.close("all")
+        pyplot.close("all")
         return capsys.readouterr().out.splitlines()
 
     return run
