@@ -91,6 +91,14 @@ def ais(
             returns True.
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed or ended early.
+
+    >>> from probjax import HMC, Gaussian
+    >>> def energy(scale, x):
+    ...     return jax.numpy.sum((x / scale) ** 2) / 2
+    >>> options = dict(sampler=HMC(0.5), num_particles=200, num_steps=100)
+    >>> annealed = ais(jax.random.key(0), energy, 2.0, Gaussian(2), **options)
+    >>> bool(abs(annealed.log_z - jax.numpy.log(8 * jax.numpy.pi)) < 0.2)
+    True
     """
     path = Geometric() if path is None else path
     check_count("num_particles", num_particles)
@@ -165,6 +173,14 @@ def ais_until(
         most_steps: of the last one; a warning says if that was not enough.
         callback: as that of `ais`, called in every run; if it returns True that run is
             the last, and is returned as it is by then.
+
+    >>> from probjax import HMC, Gaussian
+    >>> target = Gaussian(1, scale=2.0)
+    >>> options = dict(sampler=HMC(0.5), num_particles=200, num_steps=50, pilot=None)
+    >>> key, energy = jax.random.key(0), Gaussian.energy
+    >>> found = ais_until(key, energy, target, Gaussian(1), stderr=0.1, **options)
+    >>> bool(abs(found.log_z - target.log_z) < 0.5)
+    True
     """
     check_count("num_steps", num_steps)
     check_count("num_particles", num_particles, least=2)

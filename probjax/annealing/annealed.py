@@ -25,7 +25,15 @@ from probjax.types import (
 
 
 class Annealed(NamedTuple):
-    """What particles tell of a partition function."""
+    """What particles tell of a partition function.
+
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> flat = ising.from_matrix(jnp.zeros((3, 3)))
+    >>> options = dict(sampler=HeatBath(), num_particles=8, num_steps=1)
+    >>> found = ais(jax.random.key(0), ising.energy, flat, Bernoulli(3), **options)
+    >>> found.describe()  # log 8  # doctest: +ELLIPSIS
+    'log Z 2.07944 +- ...; ESS 8 of 8'
+    """
 
     log_z: Scalar
     """log Z of the target, biased low; of particles that ran backwards, high."""

@@ -48,7 +48,13 @@ PILOT_GROUPS, PILOT_PARTICLES = 16, 32
 
 
 class RowsDone(NamedTuple):
-    """How far `marginal_log_likelihood` is."""
+    """How far `marginal_log_likelihood` is.
+
+    >>> def show(done):
+    ...     print(f"{done.num_done:.1f} of {done.num_rows} rows")
+    >>> show(RowsDone(num_rows=4, num_done=2.5, per_row=jnp.array([-1.0, -3.0])))
+    2.5 of 4 rows
+    """
 
     num_rows: int
     """How many there are."""
@@ -92,6 +98,15 @@ def marginal_log_likelihood(
             there is no mean of some of the rows.
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed.
+
+    >>> from probjax import HMC, Gaussian
+    >>> def joint(params, x, a):  # a ~ N(0, 1), x ~ N(a, 1), so that x ~ N(0, 2)
+    ...     return jnp.sum(a**2 + (x - a) ** 2) / 2 + jnp.log(2 * jnp.pi)
+    >>> options = dict(sampler=HMC(0.5), num_particles=50, num_steps=20, pilot=None)
+    >>> args = jax.random.key(0), joint, 0.0, Gaussian(1), jnp.zeros((4, 1))
+    >>> found = marginal_log_likelihood(*args, **options)
+    >>> bool(abs(found.value + jnp.log(4 * jnp.pi) / 2) < 0.2)
+    True
     """
     callback = unending("marginal_log_likelihood", callback)
     check_count("callback_every", callback_every)

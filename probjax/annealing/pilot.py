@@ -47,6 +47,13 @@ class Pilot:
             only lengths can be used, and are.
         target: the mean acceptance that step sizes come to.
         share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
+
+    >>> from probjax import HMC, Gaussian, ais
+    >>> options = dict(sampler=HMC(0.5), num_particles=100, num_steps=2)
+    >>> args = jax.random.key(0), Gaussian.energy, Gaussian(3), Gaussian(3)
+    >>> found = ais(*args, pilot=Pilot(spread=LENGTHS, target=0.8), **options)
+    >>> found.plan.metric.shape  # a length of each coordinate, at every knot
+    (40, 3)
     """
 
     spread: Spread | None = static(default=MATRIX)
