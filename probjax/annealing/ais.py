@@ -92,12 +92,11 @@ def ais(
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed or ended early.
 
-    >>> from probjax import HMC, Gaussian
-    >>> def energy(scale, x):
-    ...     return jax.numpy.sum((x / scale) ** 2) / 2
-    >>> options = dict(sampler=HMC(0.5), num_particles=200, num_steps=100)
-    >>> annealed = ais(jax.random.key(0), energy, 2.0, Gaussian(2), **options)
-    >>> bool(abs(annealed.log_z - jax.numpy.log(8 * jax.numpy.pi)) < 0.2)
+    >>> from probjax import Bernoulli, HeatBath, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> found = ais(jax.random.key(0), ising.energy, params, Bernoulli(2), **options)
+    >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
     True
     """
     path = Geometric() if path is None else path
@@ -174,12 +173,12 @@ def ais_until(
         callback: as that of `ais`, called in every run; if it returns True that run is
             the last, and is returned as it is by then.
 
-    >>> from probjax import HMC, Gaussian
-    >>> target = Gaussian(1, scale=2.0)
-    >>> options = dict(sampler=HMC(0.5), num_particles=200, num_steps=50, pilot=None)
-    >>> key, energy = jax.random.key(0), Gaussian.energy
-    >>> found = ais_until(key, energy, target, Gaussian(1), stderr=0.1, **options)
-    >>> bool(abs(found.log_z - target.log_z) < 0.5)
+    >>> from probjax import Bernoulli, HeatBath, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
+    >>> found = ais_until(*args, stderr=0.2, **options)
+    >>> bool(abs(found.log_z - 2.006) < 0.4)  # log(2 + 2 e)
     True
     """
     check_count("num_steps", num_steps)

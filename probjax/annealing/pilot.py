@@ -48,12 +48,13 @@ class Pilot:
         target: the mean acceptance that step sizes come to.
         share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
 
-    >>> from probjax import HMC, Gaussian, ais
-    >>> options = dict(sampler=HMC(0.5), num_particles=100, num_steps=2)
-    >>> args = jax.random.key(0), Gaussian.energy, Gaussian(3), Gaussian(3)
-    >>> found = ais(*args, pilot=Pilot(spread=LENGTHS, target=0.8), **options)
-    >>> found.plan.metric.shape  # a length of each coordinate, at every knot
-    (40, 3)
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20)
+    >>> found = ais(*args, pilot=Pilot(share=0.2), **options)
+    >>> bool((jnp.diff(found.plan.betas) > 0).all())
+    True
     """
 
     spread: Spread | None = static(default=MATRIX)
