@@ -52,7 +52,16 @@ class Phase(NamedTuple):
 
 @recipe
 class Bounds:
-    """Where a state is confined: one number for all coordinates, or one for each."""
+    """Where a state is confined: one number for all coordinates, or one for each.
+
+    >>> from probjax import HMC, sample
+    >>> def energy(rate, x):
+    ...     return rate * jnp.sum(x)
+    >>> sampler = HMC(0.5, bounds=Bounds(lower=0.0))
+    >>> args = jax.random.key(0), energy, 1.0, jnp.ones((10, 1))
+    >>> bool((sample(*args, sampler=sampler, num_draws=20).x >= 0).all())
+    True
+    """
 
     lower: ArrayLike = -np.inf
     upper: ArrayLike = np.inf
@@ -155,7 +164,17 @@ def kick_drift_kick(
     step_size: Scalar,
     num_steps: int | Array,
 ) -> Phase:
-    """Leapfrog steps that begin and end with half a kick: one evaluation each."""
+    """Leapfrog steps that begin and end with half a kick: one evaluation each.
+
+    >>> from probjax import potential
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> model = potential(energy, 1.0)
+    >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
+    >>> end = kick_drift_kick(Space(), model, start, 1.0, 1)
+    >>> end.x.tolist(), end.v.tolist()  # v = -1/2, x = 1/2, v = -3/4
+    ([0.5], [-0.75])
+    """
 
     def step(_, phase):
         x, v = space.drift(phase.x, phase.v, step_size)
@@ -176,6 +195,15 @@ def drift_kick_drift(
 ) -> Phase:
     """Leapfrog steps that begin and end with half a drift: one evaluation each, and
     one at the end.
+
+    >>> from probjax import potential
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> model = potential(energy, 1.0)
+    >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
+    >>> end = drift_kick_drift(Space(), model, start, 1.0, 1)
+    >>> end.x.tolist(), end.v.tolist()  # x = 1, v = -1, x = 1/2
+    ([0.5], [-1.0])
     """
 
     def step(_, phase):
