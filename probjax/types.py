@@ -371,12 +371,9 @@ class Objective(Protocol):
 class Info(NamedTuple):
     """What a step of a sampler tells of itself.
 
-    >>> from probjax import SwendsenWang, ising, potential
-    >>> model, x = potential(ising.energy, ising.from_matrix([[0.0]])), jnp.zeros(1)
-    >>> state = SwendsenWang().init(jax.random.key(0), model, x)
-    >>> _, info = SwendsenWang().step(jax.random.key(1), model, state)
-    >>> float(info.accept)
-    1.0
+    >>> steps = Info(accept=jnp.array([1.0, 0.0, 1.0, 1.0]))  # as draws.info of a chain
+    >>> float(steps.accept.mean())
+    0.75
     """
 
     accept: Scalar

@@ -185,12 +185,12 @@ class Momentum:
 
     With all of it kept, a chain stays on one path, and at one energy:
 
-    >>> from probjax import sample
-    >>> def energy(precision, x):
-    ...     return precision * jnp.sum(x**2) / 2
-    >>> args = jax.random.key(0), energy, 1.0, jnp.zeros((1, 2))
-    >>> draws = sample(*args, sampler=HMC(0.1, momentum=Momentum(1.0)), num_draws=50)
-    >>> bool(jnp.ptp(draws.info.energy) < 0.01 * draws.info.energy.mean())
+    >>> from probjax import Gaussian, sample
+    >>> target, x = Gaussian(1, scale=2.0), jnp.zeros((100, 1))
+    >>> sampler = HMC(0.1, num_steps=3, momentum=Momentum(1.0))
+    >>> args = jax.random.key(0), Gaussian.energy, target, x
+    >>> energies = sample(*args, sampler=sampler, num_draws=100).info.energy
+    >>> bool((jnp.ptp(energies, axis=1) < 0.01 * energies.mean(1)).all())
     True
     """
 
@@ -213,11 +213,9 @@ class Jitter:
 
     Six of these steps lead round to where they began, fewer do not:
 
-    >>> from probjax import sample
-    >>> def energy(precision, x):
-    ...     return precision * jnp.sum(x**2) / 2
+    >>> from probjax import Gaussian, sample
     >>> sampler = HMC(1.0, num_steps=6, jitter=Jitter(num_steps=3))
-    >>> args = jax.random.key(0), energy, 1.0, jnp.zeros((100, 1))
+    >>> args = jax.random.key(0), Gaussian.energy, Gaussian(1), jnp.zeros((100, 1))
     >>> round(float(sample(*args, sampler=sampler, num_draws=50).x.std()))
     1
     """
@@ -246,12 +244,10 @@ class HMC:
         jitter: of the leap's length, if any.
         integrator: `kick_drift_kick` or `drift_kick_drift`.
 
-    >>> from probjax import sample
-    >>> def energy(precision, x):
-    ...     return precision * jnp.sum(x**2) / 2
-    >>> sampler = HMC(0.5, num_steps=3, flip=reduced_flip)
-    >>> args = jax.random.key(0), energy, 0.25, jnp.zeros((100, 1))
-    >>> draws = sample(*args, sampler=sampler, num_draws=100)
+    >>> from probjax import Gaussian, sample
+    >>> target, x = Gaussian(1, scale=2.0), jnp.zeros((100, 1))
+    >>> args = jax.random.key(0), Gaussian.energy, target, x
+    >>> draws = sample(*args, sampler=HMC(0.5, num_steps=3), num_draws=100)
     >>> round(float(draws.x.std())), bool(draws.info.accept.mean() > 0.9)
     (2, True)
     """
