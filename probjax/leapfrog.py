@@ -54,13 +54,12 @@ class Phase(NamedTuple):
 class Bounds:
     """Where a state is confined: one number for all coordinates, or one for each.
 
-    >>> from probjax import HMC, sample
-    >>> def energy(rate, x):
-    ...     return rate * jnp.sum(x)
-    >>> sampler = HMC(0.5, bounds=Bounds(lower=0.0))
-    >>> args = jax.random.key(0), energy, 1.0, jnp.ones((10, 1))
-    >>> bool((sample(*args, sampler=sampler, num_draws=20).x >= 0).all())
-    True
+    What would cross a bound, as in `HMC(0.5, bounds=Bounds(lower=0.0))`, is reflected:
+
+    >>> space = Space(bounds=Bounds(lower=0.0))
+    >>> x, v = space.drift(jnp.array([1.0]), jnp.array([-3.0]), 1.0)
+    >>> x.tolist(), v.tolist()
+    ([2.0], [3.0])
     """
 
     lower: ArrayLike = -np.inf

@@ -115,10 +115,8 @@ def CubeSteps(side: float, *, num_draws: int = 2) -> Steps:
 def BallSteps(radius: float, *, num_draws: int = 2) -> Steps:
     """`num_draws` states drawn evenly from the ball of that radius around a state.
 
-    >>> steps, x = BallSteps(2.0, num_draws=100), jnp.zeros(3)
-    >>> near = steps.states(x, steps.draw(jax.random.key(0), None, x))
-    >>> bool((jnp.linalg.norm(near.x, axis=1) <= 2).all())
-    True
+    >>> float(BallSteps(2.0).moment(jnp.zeros(2)))  # r^2 / (d + 2)
+    1.0
     """
     return Steps(radius, BALL, num_draws)
 
