@@ -71,6 +71,12 @@ class Blocks:
         rows_per_block: the most rows of a block; those with fewer are padded.
         decode: from the rows of a block as they are stored to states, compiled: as
             `PackedBits(200)`, or a function of a module.
+
+    >>> def read():
+    ...     yield np.zeros((3, 2))
+    ...     yield np.ones((1, 2))
+    >>> moments(Blocks(read, rows_per_block=3)).mean.tolist()
+    [0.25, 0.25]
     """
 
     read: Callable[[], Iterable[PyTree | Data]] = static()
@@ -93,7 +99,12 @@ def from_array(
     rows_per_block: int = ROWS_PER_BLOCK,
     decode: Callable[[Any], State] = as_stored,
 ) -> Blocks:
-    """Blocks of an array on the host, as one that is mapped into memory."""
+    """Blocks of an array on the host, as one that is mapped into memory.
+
+    >>> source = from_array(np.eye(3), rows_per_block=2)
+    >>> [len(block.x) for block in source.read()]
+    [2, 1]
+    """
     if np.ndim(x) == 0 or len(x) == 0:
         raise ValueError(f"x must have rows, got shape {np.shape(x)}")
     if weights is not None and np.shape(weights) != (len(x),):
@@ -119,7 +130,14 @@ def from_file(
     rows_per_block: int = ROWS_PER_BLOCK,
     decode: Callable[[Any], State] = as_stored,
 ) -> Blocks:
-    """Blocks of a NumPy file `.npy` of rows, which is mapped and never read whole."""
+    """Blocks of a NumPy file `.npy` of rows, which is mapped and never read whole.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/rows.npy", np.eye(4))
+    ...     moments(from_file(f"{folder}/rows.npy")).mean.tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
     try:
         x = np.lib.format.open_memmap(path, mode="r")
         if x.dtype.kind not in "buif":
@@ -135,7 +153,12 @@ def from_file(
 
 
 class Moments(NamedTuple):
-    """What a pass over rows adds up."""
+    """What a pass over rows adds up.
+
+    >>> mean, weight = moments(from_array(np.eye(4)))
+    >>> float(weight)
+    4.0
+    """
 
     mean: PyTree
     """The weighted mean of every entry."""
@@ -144,7 +167,11 @@ class Moments(NamedTuple):
 
 
 def moments(source: Blocks) -> Moments:
-    """The mean row, in one pass: `ising.centred_at(*blocks.moments(source))`."""
+    """The mean row, in one pass: `ising.centred_at(*blocks.moments(source))`.
+
+    >>> moments(from_array(np.eye(2), weights=[3.0, 1.0])).mean.tolist()
+    [0.75, 0.25]
+    """
     total = None
     for block in padded(source):
         new = _moments(source.decode, block)

@@ -132,6 +132,10 @@ class Composed:
 
     The first is of the parameters themselves, each other of the coordinates before it:
     `Composed((Frozen(values, free), Positive()))` holds values and not logarithms.
+
+    >>> held = Frozen(jnp.array([5.0, 7.0]), free=jnp.array([False, True]))
+    >>> Composed((held, Positive())).inverse(jnp.zeros(2)).tolist()
+    [5.0, 1.0]
     """
 
     charts: tuple[Chart, ...]

@@ -43,6 +43,17 @@ class Checkpoint:
             so that none need hold them whole (`pip install orbax-checkpoint`).
         every: the least seconds from one writing to the next; 0 for as often as the
             driver comes to the host, which is every `callback_every` steps.
+
+    >>> import tempfile
+    >>> from probjax import ScoreMatching, fit
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(1), 2 * jnp.eye(2, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoint = Checkpoint(f"{folder}/fit.npz")
+    ...     first, again = (fit(*args, checkpoint=checkpoint) for _ in range(2))
+    >>> first.params.tolist(), again.params.tolist()
+    ([1.0], [1.0])
     """
 
     path: str | os.PathLike = static()

@@ -34,6 +34,13 @@ class Corruption(Protocol):
     """`corruption(key, x)`: a binary version of a state, or of each of many rows.
 
     Rows that it cannot make one of are refused.
+
+    >>> @recipe
+    ... class Losses:  # of half of the bits that are on
+    ...     def __call__(self, key, x):
+    ...         return x * jax.random.bernoulli(key, 0.5, x.shape)
+    >>> Losses()(jax.random.key(0), jnp.zeros(3)).tolist()
+    [0.0, 0.0, 0.0]
     """
 
     def __call__(
@@ -66,7 +73,12 @@ class FixedFlips:
 
 @recipe
 class IndependentFlips:
-    """Each bit is flipped with this probability, whatever becomes of the others."""
+    """Each bit is flipped with this probability, whatever becomes of the others.
+
+    >>> rows = IndependentFlips(0.1)(jax.random.key(0), jnp.zeros((1000, 8)))
+    >>> round(float(rows.mean()), 1)
+    0.1
+    """
 
     probability: float
 

@@ -62,6 +62,11 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
             rows that weigh nothing.
         mesh: if None, that of the context (`jax.set_mesh`), or of all devices. All of
             its axes are used.
+
+    >>> mesh = jax.make_mesh((jax.device_count(),), ("rows",))
+    >>> rows = spread(jnp.ones((4 * jax.device_count(), 2)), mesh)
+    >>> len(rows.sharding.device_set) == jax.device_count()
+    True
     """
     along = _automatic(_context_mesh() if mesh is None else mesh)
     num_mine = len(along.local_devices)

@@ -46,7 +46,16 @@ from probjax.types import (
 
 
 class Fit(NamedTuple):
-    """The outcome of `fit`."""
+    """The outcome of `fit`.
+
+    >>> from probjax import ScoreMatching
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])
+    >>> found = fit(jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows)
+    >>> bool(found.converged), round(float(found.loss), 4)  # 1 - 2
+    (True, -1.0)
+    """
 
     params: Params
     """The parameters found."""
@@ -129,6 +138,14 @@ def fit(
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
         step allowed, NaN where none was taken.
+
+    >>> from probjax import ScoreMatching
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])
+    >>> found = fit(jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows)
+    >>> found.params.round(4).tolist()
+    [1.0, 3.0]
     """
     _check(
         optimizer,
@@ -211,6 +228,12 @@ def loss(
     """The value of `objective` at `params`, as on data that were not fitted.
 
     `key` is for what is random in the objective; `chunk_size` is as for `fit`.
+
+    >>> from probjax import PseudoLikelihood, ising
+    >>> flat, rows = ising.from_matrix(jnp.zeros((2, 2))), jnp.eye(2)
+    >>> objective = PseudoLikelihood(ising.energy)
+    >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 2 log 2
+    1.3863
     """
     if isinstance(data, Blocks):
         raise ValueError("a loss is of rows in memory, got Blocks")
@@ -260,11 +283,37 @@ def _finish(plan, run, found):
 
 
 class ConvergenceWarning(UserWarning):
-    """A fit ended before its gradient was small."""
+    """A fit ended before its gradient was small.
+
+    To be told of no such thing:
+
+    >>> from probjax import ScoreMatching
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> args = jax.random.key(0), ScoreMatching(energy), 9.0, jnp.array([[0.5], [2.0]])
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", ConvergenceWarning)
+    ...     found = fit(*args, steps_per_round=1)
+    >>> bool(found.converged)
+    False
+    """
 
 
 class UnboundedWarning(UserWarning):
-    """Some parameters have no finite estimate: where they end says nothing."""
+    """Some parameters have no finite estimate: where they end says nothing.
+
+    As of a unit that is never on:
+
+    >>> from probjax import PseudoLikelihood, ising
+    >>> start, rows = ising.init(jax.random.key(0), 2), jnp.array([[0, 0], [1, 0]])
+    >>> args = jax.random.key(1), PseudoLikelihood(ising.energy), start, rows
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", UnboundedWarning)
+    ...     fit(*args)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    probjax.fitting.UnboundedWarning: 1 of 2 units never change...
+    """
 
 
 def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:

@@ -52,7 +52,15 @@ class Phase(NamedTuple):
 
 @recipe
 class Bounds:
-    """Where a state is confined: one number for all coordinates, or one for each."""
+    """Where a state is confined: one number for all coordinates, or one for each.
+
+    What would cross a bound, as in `HMC(0.5, bounds=Bounds(lower=0.0))`, is reflected:
+
+    >>> space = Space(bounds=Bounds(lower=0.0))
+    >>> x, v = space.drift(jnp.array([1.0]), jnp.array([-3.0]), 1.0)
+    >>> x.tolist(), v.tolist()
+    ([2.0], [3.0])
+    """
 
     lower: ArrayLike = -np.inf
     upper: ArrayLike = np.inf
@@ -155,7 +163,17 @@ def kick_drift_kick(
     step_size: Scalar,
     num_steps: int | Array,
 ) -> Phase:
-    """Leapfrog steps that begin and end with half a kick: one evaluation each."""
+    """Leapfrog steps that begin and end with half a kick: one evaluation each.
+
+    >>> from probjax import potential
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> model = potential(energy, 1.0)
+    >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
+    >>> end = kick_drift_kick(Space(), model, start, 1.0, 1)
+    >>> end.x.tolist(), end.v.tolist()  # v = -1/2, x = 1/2, v = -3/4
+    ([0.5], [-0.75])
+    """
 
     def step(_, phase):
         x, v = space.drift(phase.x, phase.v, step_size)
@@ -176,6 +194,15 @@ def drift_kick_drift(
 ) -> Phase:
     """Leapfrog steps that begin and end with half a drift: one evaluation each, and
     one at the end.
+
+    >>> from probjax import potential
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> model = potential(energy, 1.0)
+    >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
+    >>> end = drift_kick_drift(Space(), model, start, 1.0, 1)
+    >>> end.x.tolist(), end.v.tolist()  # x = 1, v = -1, x = 1/2
+    ([0.5], [-1.0])
     """
 
     def step(_, phase):

@@ -41,7 +41,14 @@ _STILL = optax.sgd(0.0)
 
 
 class Path(NamedTuple):
-    """The outcome of `fit_path`, one entry for each strength."""
+    """The outcome of `fit_path`, one entry for each strength.
+
+    >>> strengths, params = jnp.array([1.0, 0.1]), jnp.array([[0.0, 0.0], [0.0, 2.0]])
+    >>> losses, num_nonzero = jnp.array([3.0, 2.0]), jnp.array([0, 1])
+    >>> path = Path(strengths, params, losses, num_nonzero, converged=losses > 0)
+    >>> path.at(-1).tolist()
+    [0.0, 2.0]
+    """
 
     strengths: Float[Array, " n"]
     """From the strongest penalty to the weakest."""
@@ -97,6 +104,15 @@ def fit_path(
 
     Returns:
         A `Path`.
+
+    >>> from probjax import L1, ScoreMatching
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])  # of the mean 1, 3
+    >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows
+    >>> path = fit_path(*args, penalty=L1(1.0), strengths=[2.0, 0.5])
+    >>> path.params.round(4).tolist()
+    [[0.0, 1.0], [0.5, 2.5]]
     """
     _check(penalty, strengths, num_strengths, smallest)
     data = as_data(data)

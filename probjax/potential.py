@@ -36,7 +36,15 @@ AT_ONCE = 64
 
 @recipe
 class Potential:
-    """A weighted sum of energies of one state; build one with `potential`."""
+    """A weighted sum of energies of one state; build one with `potential`.
+
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> half_way = Potential((energy, energy), (1.0, 3.0), jnp.array([0.5, 0.5]))
+    >>> x = jnp.array([2.0])
+    >>> half_way.terms(x).tolist(), float(half_way(x))
+    ([2.0, 6.0], 4.0)
+    """
 
     energies: tuple[Energy, ...] = static()
     args: tuple[Params, ...]
@@ -114,7 +122,14 @@ class Potential:
 
 
 def potential(energy: Energy, params: Params) -> Potential:
-    """The potential of one model: its energy with weight 1."""
+    """The potential of one model: its energy with weight 1.
+
+    >>> def energy(bias, x):
+    ...     return bias @ x
+    >>> model = potential(energy, jnp.array([1.0, 3.0]))
+    >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
+    [-1.0, 3.0]
+    """
     return Potential((energy,), (params,), jnp.ones(1, float_dtype(params)))
 
 

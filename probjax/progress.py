@@ -26,6 +26,13 @@ def progress_bar(
     Args:
         total: the number of steps at which the bar is full, if there is one.
         file: where to draw even if it is no terminal, as `sys.stderr`.
+
+    >>> import io
+    >>> file = io.StringIO()
+    >>> show = progress_bar(100, file=file)  # for fit(..., callback=show)
+    >>> show(Progress(0, 50, loss=0.25, gradient_norm=0.1, params=(), shared=()))
+    >>> "50/100" in file.getvalue(), "loss 0.25" in file.getvalue()
+    (True, True)
     """
     advance = _bar(total, "step", file)
 
@@ -40,7 +47,16 @@ def progress_bar(
 
 
 def draws_bar(num_draws: int, *, file: TextIO | None = None) -> Callable[[Draws], None]:
-    """A callback for `sample` that draws a tqdm bar: draws, and their acceptance."""
+    """A callback for `sample` that draws a tqdm bar: draws, and their acceptance.
+
+    >>> import io
+    >>> from probjax.types import Info
+    >>> file = io.StringIO()
+    >>> show = draws_bar(100, file=file)  # for sample(..., callback=show)
+    >>> show(Draws(jnp.zeros((4, 50, 2)), Info(jnp.ones(())), state=(), step=50))
+    >>> "50/100" in file.getvalue(), "accepted 1.000" in file.getvalue()
+    (True, True)
+    """
     advance = _bar(num_draws, "draw", file)
     made = 0
 
@@ -60,6 +76,15 @@ def annealing_bar(
 
     Args:
         num_steps: of the first run; of others, as those of `ais_until`, it is seen.
+
+    >>> import io
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> file, flat = io.StringIO(), ising.from_matrix(jnp.zeros((2, 2)))
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> args = jax.random.key(0), ising.energy, flat, Bernoulli(2)
+    >>> _ = ais(*args, callback=annealing_bar(20, file=file), **options)
+    >>> "20/20" in file.getvalue(), "ESS 100 of 100" in file.getvalue()
+    (True, True)
     """
     advance = _bar(num_steps, "step", file)
 
@@ -76,6 +101,13 @@ def rows_bar(
 ) -> Callable[[RowsDone], None]:
     """A callback for `marginal_log_likelihood` that draws a tqdm bar: rows, and their
     mean so far.
+
+    >>> import io
+    >>> file = io.StringIO()
+    >>> show = rows_bar(4, file=file)  # for marginal_log_likelihood(..., callback=show)
+    >>> show(RowsDone(num_rows=4, num_done=2.0, per_row=jnp.array([-1.0, -3.0])))
+    >>> "2/4" in file.getvalue(), "log p -2" in file.getvalue()
+    (True, True)
     """
     advance = _bar(num_rows, "row", file)
 

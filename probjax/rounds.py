@@ -39,7 +39,17 @@ from probjax.types import (
 
 
 class Progress(NamedTuple):
-    """Where a fit is: what a stopping rule and a callback are given."""
+    """Where a fit is: what a stopping rule and a callback are given.
+
+    >>> from probjax import ScoreMatching, fit
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> def after_two(progress, data):
+    ...     return progress.step >= 2
+    >>> args = jax.random.key(0), ScoreMatching(energy), 10.0, jnp.array([[0.5], [2.0]])
+    >>> len(fit(*args, stop=after_two).losses)
+    2
+    """
 
     round: Array
     """Rounds begun, less one."""

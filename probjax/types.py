@@ -63,7 +63,17 @@ Class = TypeVar("Class", bound=type)
 
 
 def static(**options: Any) -> Any:
-    """A recipe's field that is part of the program: a function or a size, hashable."""
+    """A recipe's field that is part of the program: a function or a size, hashable.
+
+    What is static is no leaf, and no number that can be traced:
+
+    >>> @recipe
+    ... class Ladder:
+    ...     height: float
+    ...     rungs: int = static(default=3)
+    >>> jax.tree.leaves(Ladder(2.0))
+    [2.0]
+    """
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -129,6 +139,16 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     `unbounded(params, data)` says in words what in the data leaves parameters without a
     finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
     exp(-E) from having a finite integral, likewise.
+
+    >>> from probjax import potential
+    >>> def gaps(bias, x):
+    ...     return bias * (2 * x - 1)
+    >>> @closed_form(flip_gaps=gaps)
+    ... def energy(bias, x):
+    ...     return bias @ x
+    >>> model = potential(energy, jnp.array([1.0, 3.0]))
+    >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
+    [-1.0, 3.0]
     """
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
     known |= {"unbounded", "unnormalisable"}
@@ -143,7 +163,14 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
 
 
 def closed_forms(energy: Callable) -> Mapping[str, Callable]:
-    """The closed forms attached to `energy`, empty for a plain function."""
+    """The closed forms attached to `energy`, empty for a plain function.
+
+    >>> @closed_form(flip_gaps=lambda bias, x: bias * (2 * x - 1))
+    ... def energy(bias, x):
+    ...     return bias @ x
+    >>> list(closed_forms(energy))
+    ['flip_gaps']
+    """
     return getattr(energy, "closed_forms", types.MappingProxyType({}))
 
 
@@ -194,13 +221,25 @@ def float_dtype(tree: PyTree) -> np.dtype:
 
 
 class Energy(Protocol):
-    """`energy(params, x)` of one state; p(x) is proportional to exp(-energy)."""
+    """`energy(params, x)` of one state; p(x) is proportional to exp(-energy).
+
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> float(energy(2.0, jnp.array([1.0, 3.0])))
+    10.0
+    """
 
     def __call__(self, params: Params, x: State, /) -> Scalar: ...
 
 
 class Data(NamedTuple):
-    """Observed rows."""
+    """Observed rows.
+
+    >>> from probjax.annealing import fit_gaussian
+    >>> rows = Data(jnp.array([[0.0], [4.0]]), weights=jnp.array([3.0, 1.0]))
+    >>> fit_gaussian(rows).mean.tolist()
+    [1.0]
+    """
 
     x: State
     """The states, with a leading axis of rows."""
@@ -212,7 +251,16 @@ class Data(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What an objective keeps between the steps of a round."""
+    """What an objective keeps between the steps of a round.
+
+    >>> from probjax import HutchinsonScoreMatching
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> objective = HutchinsonScoreMatching(energy, num_draws=5)
+    >>> context = objective.init(jax.random.key(0), 1.0, Data(jnp.ones((4, 3))))
+    >>> context.rows.shape, context.shared  # five directions for every row
+    ((4, 5, 3), ())
+    """
 
     rows: PyTree
     """Leaves with the data's leading axis; they follow the rows into minibatches."""
@@ -221,7 +269,13 @@ class Context(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The states one state exchanges probability with."""
+    """The states one state exchanges probability with.
+
+    >>> from probjax import BitFlips
+    >>> near = BitFlips().states(jnp.array([0.0, 1.0]), ())
+    >>> near.x.tolist(), near.weight.tolist()
+    ([[1.0, 1.0], [0.0, 0.0]], [1.0, 1.0])
+    """
 
     x: State
     """Leaves with a leading axis of neighbours."""
@@ -237,6 +291,13 @@ class Gaps(NamedTuple):
 
     Neighbours are in the order of `Neighbours`; those of a site with several letters,
     which exclude each other, share a row: the shape is `(k,)` or `(site, letter)`.
+
+    >>> from probjax import BitFlips, potential
+    >>> def energy(bias, x):
+    ...     return bias @ x
+    >>> model = potential(energy, jnp.array([1.0, 3.0]))
+    >>> BitFlips().gaps(model, jnp.array([0.0, 1.0]), ()).gap.tolist()
+    [-1.0, 3.0]
     """
 
     gap: Float[Array, "..."]
@@ -246,7 +307,15 @@ class Gaps(NamedTuple):
 
 
 class Connectivity(Protocol):
-    """Which states exchange probability directly with a state."""
+    """Which states exchange probability directly with a state.
+
+    >>> from probjax import AllFlips
+    >>> flips = AllFlips()
+    >>> x = flips.prepare(jnp.array([[0, 1]]))[0]
+    >>> moves = flips.draw(jax.random.key(0), None, x)
+    >>> flips.states(x, moves).x.tolist()
+    [[1.0, 0.0]]
+    """
 
     def prepare(self, x: State) -> State:
         """Refuse data it is not made for; otherwise `x` as floating arrays."""
@@ -278,6 +347,14 @@ class Objective(Protocol):
 
     If it has `statistic(params, x)`, a vector of one row, and `of_mean(m)`, then that
     function of the weighted mean m over the rows of a step is added.
+
+    >>> from probjax import ScoreMatching
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> objective, data = ScoreMatching(energy), Data(jnp.array([[2.0, 0.0]]))
+    >>> context = objective.init(jax.random.key(0), 1.0, objective.prepare(1.0, data))
+    >>> float(objective.row(1.0, data.x[0], context.rows))  # 4/2 - 2
+    0.0
     """
 
     @property
@@ -292,7 +369,12 @@ class Objective(Protocol):
 
 
 class Info(NamedTuple):
-    """What a step of a sampler tells of itself."""
+    """What a step of a sampler tells of itself.
+
+    >>> steps = Info(accept=jnp.array([1.0, 0.0, 1.0, 1.0]))  # as draws.info of a chain
+    >>> float(steps.accept.mean())
+    0.75
+    """
 
     accept: Scalar
     """The share of proposals that were accepted; 1 where nothing is rejected."""
@@ -305,6 +387,14 @@ class Sampler(Protocol):
     it, which holds for all weights of a potential but not for other parameters: after
     those have moved, `init` anew. A sampler whose chain does not go on from a draw of
     the model by that, as it keeps more than can be drawn anew, has `resumable = False`.
+
+    >>> from probjax import HeatBath, ising, potential
+    >>> model = potential(ising.energy, ising.from_matrix([[-99.0]]))
+    >>> x = HeatBath().prepare(model, jnp.array([[0]]))[0]
+    >>> state = HeatBath().init(jax.random.key(0), model, x)
+    >>> state, info = HeatBath().step(jax.random.key(1), model, state)
+    >>> state.x.tolist()
+    [1.0]
     """
 
     def prepare(self, potential: Any, x: State) -> State:
@@ -318,7 +408,13 @@ class Sampler(Protocol):
 
 
 class Base(Protocol):
-    """A distribution p(x) = exp(-energy(x) - log_z) that can be drawn from."""
+    """A distribution p(x) = exp(-energy(x) - log_z) that can be drawn from.
+
+    >>> from probjax import Laplace
+    >>> base = Laplace(2, scale=0.5)
+    >>> float(base.log_z), float(base.energy(jnp.array([1.0, -1.0])))
+    (0.0, 4.0)
+    """
 
     @property
     def log_z(self) -> Scalar: ...
@@ -331,7 +427,18 @@ class Base(Protocol):
 
 
 class Penalty(Protocol):
-    """A term added to any loss, with the map that makes non-smooth ones tractable."""
+    """A term added to any loss, with the map that makes non-smooth ones tractable.
+
+    >>> @recipe
+    ... class AboveZero:
+    ...     smooth: ClassVar[bool] = False
+    ...     def value(self, params):
+    ...         return jnp.where((params < 0).any(), jnp.inf, 0.0)
+    ...     def prox(self, params, step):
+    ...         return jnp.maximum(params, 0)
+    >>> AboveZero().prox(jnp.array([1.0, -2.0]), 0.1).tolist()
+    [1.0, 0.0]
+    """
 
     smooth: ClassVar[bool]
 
@@ -342,7 +449,17 @@ class Penalty(Protocol):
 
 
 class Chart(Protocol):
-    """The coordinates in which descent happens."""
+    """The coordinates in which descent happens.
+
+    >>> @recipe
+    ... class Cubes:
+    ...     def forward(self, params):
+    ...         return jnp.cbrt(params)
+    ...     def inverse(self, coordinates):
+    ...         return coordinates**3
+    >>> Cubes().inverse(jnp.array([1.0, 2.0])).tolist()
+    [1.0, 8.0]
+    """
 
     def forward(self, params: Params) -> PyTree: ...
     def inverse(self, coordinates: PyTree) -> Params: ...

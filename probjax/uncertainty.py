@@ -49,7 +49,13 @@ ENTRIES = 2**22
 
 
 class Uncertainty(NamedTuple):
-    """How far fitted parameters may be from what endless data would give."""
+    """How far fitted parameters may be from what endless data would give.
+
+    >>> covariance = jnp.diag(jnp.array([9.0, 16.0]))
+    >>> found = Uncertainty(jnp.ones(2), covariance, loose=jnp.zeros((2, 1)))
+    >>> found.stderr.tolist(), float(found.of(jnp.sum))
+    ([3.0, 4.0], 5.0)
+    """
 
     params: Params
     """The parameters it is about."""
@@ -109,6 +115,14 @@ def uncertainty(
             it, as `ising.init(..., edges=...)`, and ask there.
         chart: as it was fitted: what it holds fixed has no error.
         chunk_size: as for `fit`.
+
+    >>> from probjax import ScoreMatching, fit
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> objective, rows = ScoreMatching(energy), jnp.array([[0.0], [4.0], [0.0], [4.0]])
+    >>> fitted = fit(jax.random.key(0), objective, jnp.ones(1), rows)
+    >>> uncertainty(objective, fitted, rows).stderr.round(4).tolist()  # 2 / sqrt(4)
+    [1.0]
     """
     if not getattr(objective, "minimised", True):
         raise ValueError(

@@ -36,7 +36,14 @@ from probjax.types import (
 
 
 class Validation(NamedTuple):
-    """The outcome of `cross_validate`."""
+    """The outcome of `cross_validate`.
+
+    >>> from probjax import Path
+    >>> path = Path(jnp.array([1.0, 0.1, 0.01]), jnp.zeros(3), *[jnp.ones(3)] * 3)
+    >>> found = Validation(jnp.array([[3.0, 1.0, 1.5], [5.0, 1.0, 1.5]]), path)
+    >>> found.mean.tolist(), found.best
+    ([4.0, 1.0, 1.5], 1)
+    """
 
     scores: Float[Array, "fold n"]
     """The loss on each fold of the fits to the others, without the penalty."""
@@ -96,6 +103,15 @@ def cross_validate(
         num_folds: how many parts the data are dealt into.
         penalty: as for `fit_path`, and so are all others. Strengths that are not given
             are those of the path on all data.
+
+    >>> from probjax import L2, ScoreMatching
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> rows = 5 + jax.random.normal(jax.random.key(0), (8, 1))
+    >>> args = jax.random.key(1), ScoreMatching(energy), jnp.zeros(1), rows
+    >>> found = cross_validate(*args, penalty=L2(1.0), strengths=[1, 0.01], num_folds=2)
+    >>> found.best, bool(found.mean[0] > found.mean[1])
+    (1, True)
     """
     check_count("num_folds", num_folds, least=2)
     for loss_of in (objective, score):

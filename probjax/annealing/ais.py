@@ -91,6 +91,13 @@ def ais(
             returns True.
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed or ended early.
+
+    >>> from probjax import Bernoulli, HeatBath, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> found = ais(jax.random.key(0), ising.energy, params, Bernoulli(2), **options)
+    >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
+    True
     """
     path = Geometric() if path is None else path
     check_count("num_particles", num_particles)
@@ -165,6 +172,14 @@ def ais_until(
         most_steps: of the last one; a warning says if that was not enough.
         callback: as that of `ais`, called in every run; if it returns True that run is
             the last, and is returned as it is by then.
+
+    >>> from probjax import Bernoulli, HeatBath, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
+    >>> found = ais_until(*args, stderr=0.2, **options)
+    >>> bool(abs(found.log_z - 2.006) < 0.4)  # log(2 + 2 e)
+    True
     """
     check_count("num_steps", num_steps)
     check_count("num_particles", num_particles, least=2)

@@ -25,7 +25,15 @@ from probjax.types import (
 
 
 class Annealed(NamedTuple):
-    """What particles tell of a partition function."""
+    """What particles tell of a partition function.
+
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> flat = ising.from_matrix(jnp.zeros((2, 2)))
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> found = ais(jax.random.key(0), ising.energy, flat, Bernoulli(2), **options)
+    >>> found.describe()  # log 4  # doctest: +ELLIPSIS
+    'log Z 1.38629 +- ...; ESS 100 of 100'
+    """
 
     log_z: Scalar
     """log Z of the target, biased low; of particles that ran backwards, high."""

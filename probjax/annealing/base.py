@@ -45,6 +45,12 @@ class Gaussian:
         mean: of each entry, or of all.
         scale: standard deviations, likewise; or a lower triangular matrix A with a
             positive diagonal, for the covariance AA'.
+
+    >>> base = Gaussian(2, mean=1.0, scale=2.0)
+    >>> float(base.energy(jnp.array([1.0, 5.0])))
+    2.0
+    >>> base.sample(jax.random.key(0)).shape
+    (2,)
     """
 
     size: int = static()
@@ -88,6 +94,10 @@ class Laplace:
         size: number of entries of a state.
         mean: of each entry, or of all.
         scale: mean absolute deviations from it, likewise.
+
+    >>> base = Laplace(2, scale=0.5)
+    >>> float(base.log_z), float(base.energy(jnp.array([1.0, -1.0])))
+    (0.0, 4.0)
     """
 
     size: int = static()
@@ -125,6 +135,10 @@ class StudentT:
         degrees: of freedom, nu, of each entry, or of all.
         mean: location, likewise; a mean if nu is above 1.
         scale: likewise; the standard deviation is scale sqrt(nu / (nu - 2)).
+
+    >>> cauchy = StudentT(1, degrees=1.0)
+    >>> round(float(cauchy.log_z), 4)  # log pi
+    1.1447
     """
 
     size: int = static()
@@ -173,6 +187,10 @@ class Exponential:
         size: number of entries of a state.
         rate: 1 / (mean - lower) of each entry, or of all.
         lower: the bound, likewise.
+
+    >>> base = Exponential(1, rate=2.0, lower=1.0)
+    >>> float(base.energy(jnp.array([3.0]))), float(base.energy(jnp.array([0.0])))
+    (4.0, inf)
     """
 
     size: int = static()

@@ -57,6 +57,11 @@ class Bernoulli:
     Args:
         size: number of bits of a state.
         log_odds: of each bit to be on, or of all.
+
+    >>> round(float(Bernoulli(3).log_z), 4)  # log 8
+    2.0794
+    >>> Bernoulli(2, jnp.array([-50.0, 50.0])).sample(jax.random.key(0)).tolist()
+    [0.0, 1.0]
     """
 
     size: int = static()
@@ -107,6 +112,12 @@ class Categorical:
         num_states: letters of each site.
         log_odds: of each letter, or of each letter at each site, up to a constant a
             site; one number makes all alike.
+
+    >>> round(float(Categorical(2, 3).log_z), 4)  # log 9
+    2.1972
+    >>> base = Categorical(2, 3, log_odds=jnp.array([0.0, 1.0, 2.0]))
+    >>> float(base.energy(jnp.array([0.0, 2.0])))
+    -2.0
     """
 
     size: int = static()

@@ -13,7 +13,12 @@ from probjax.types import Array, ArrayLike, Data, Float, floating, is_concrete
 
 
 def fit_gaussian(data: ArrayLike | Data) -> Gaussian:
-    """Independent normal entries with the means and variances of the data."""
+    """Independent normal entries with the means and variances of the data.
+
+    >>> base = fit_gaussian(jnp.array([[0.0, 1.0], [2.0, 5.0]]))
+    >>> base.mean.tolist(), base.scale.tolist()
+    ([1.0, 3.0], [1.0, 2.0])
+    """
     data = _complete(data, "variances are taken of complete rows")
     x = floating(data.x)
     mean = jnp.average(x, 0, data.weights)
@@ -25,6 +30,10 @@ def fit_full_gaussian(data: ArrayLike | Data) -> Gaussian:
     """Normal entries with the means and the covariance of the data.
 
     It needs more rows than entries, and entries of which none is a sum of others.
+
+    >>> rows = jnp.array([[1.0, 2.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, -2.0]])
+    >>> fit_full_gaussian(rows).scale.round(4).tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
     """
     data = _complete(data, "covariances are taken of complete rows")
     x = floating(data.x)
@@ -38,7 +47,12 @@ def fit_full_gaussian(data: ArrayLike | Data) -> Gaussian:
 
 
 def fit_laplace(data: ArrayLike | Data) -> Laplace:
-    """Laplace entries with the means of the data and the mean deviations from them."""
+    """Laplace entries with the means of the data and the mean deviations from them.
+
+    >>> base = fit_laplace(jnp.array([[0.0], [1.0], [5.0]]))
+    >>> base.mean.tolist(), base.scale.tolist()
+    ([2.0], [2.0])
+    """
     data = _complete(data, "deviations are taken of complete rows")
     x = floating(data.x)
     mean = jnp.average(x, 0, data.weights)
@@ -50,6 +64,10 @@ def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
     """Independent bits with the means of the data, to which one row of halves is added.
 
     So a bit that never changes keeps finite odds.
+
+    >>> base = fit_bernoulli(jnp.array([[1, 0], [1, 1]]))
+    >>> jnp.exp(base.log_odds).round(3).tolist()  # (2 + 1/2) to 1/2, and 3/2 to 3/2
+    [5.0, 1.0]
     """
     data = _complete(data, "means are taken of complete rows")
     x = binary(data.x)
@@ -61,6 +79,10 @@ def fit_categorical(data: ArrayLike | Data, num_states: int) -> Categorical:
     """Independent letters with the shares of the data, to which one row is added.
 
     Its sites have every letter alike, so that one never seen keeps finite odds.
+
+    >>> base = fit_categorical(jnp.array([[0], [1]]), num_states=3)
+    >>> (9 * jnp.exp(base.log_odds)).round(3).tolist()  # of 3 rows, 1 + 1/3 and 1/3
+    [[4.0, 4.0, 1.0]]
     """
     data = _complete(data, "shares are taken of complete rows")
     x = letters(data.x, num_states=num_states)

@@ -52,7 +52,12 @@ MARKOV = math.log(40)
 
 
 class Bracket(NamedTuple):
-    """log Z from both sides."""
+    """log Z from both sides.
+
+    >>> found = Bracket(log_z=2.0, lower=1.5, upper=2.5, forward=None, reverse=None)
+    >>> float(found.stderr)
+    0.25
+    """
 
     log_z: Scalar
     """Half way between the two estimates, whose biases are opposite."""
@@ -123,6 +128,14 @@ def reverse_ais(
             `probjax.annealing.bounds`.
         callback: as that of `ais`; the run ends if it returns True, short of the base,
             and cannot be resumed.
+
+    >>> from probjax import Bernoulli, HeatBath, exact, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> x = exact.sample(jax.random.key(0), ising.energy, params, 2, num_draws=100)
+    >>> args = jax.random.key(1), ising.energy, params, Bernoulli(2), x
+    >>> found = reverse_ais(*args, sampler=HeatBath(), num_steps=20, pilot=None)
+    >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
+    True
     """
     plan_key, _, run_key = jax.random.split(key, 3)
     path = Geometric() if path is None else path
@@ -166,6 +179,14 @@ def sandwich(
         num_particles: how many come from the base; None for as many as go back.
         callback: as that of `ais`, called on the way there and then on the way back. It
             must not return True: an interval needs both ways to their ends.
+
+    >>> from probjax import Bernoulli, HeatBath, exact, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> x = exact.sample(jax.random.key(0), ising.energy, params, 2, num_draws=100)
+    >>> args = jax.random.key(1), ising.energy, params, Bernoulli(2), x
+    >>> found = sandwich(*args, sampler=HeatBath(), num_steps=20, pilot=None)
+    >>> bool(found.lower < 2.006 < found.upper)  # log(2 + 2 e)
+    True
     """
     callback = unending("sandwich", callback)
     forward_key, reverse_key = jax.random.split(key)

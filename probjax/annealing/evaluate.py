@@ -41,7 +41,13 @@ from probjax.types import (
 
 
 class Estimate(NamedTuple):
-    """A mean over rows, in nats per row."""
+    """A mean over rows, in nats per row.
+
+    >>> rows = jnp.array([-1.0, -3.0])
+    >>> found = Estimate(-2.0, stderr=0.1, lower=-2.2, upper=-1.8, per_row=rows)
+    >>> found.describe()
+    '-2 +- 0.1 nats per row, between -2.2 and -1.8'
+    """
 
     value: Scalar
     """The weighted mean over rows."""
@@ -108,6 +114,14 @@ def log_likelihood(
 
     Args:
         annealed: of the same energy and params: what `ais` or `sandwich` gave.
+
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> flat = ising.from_matrix(jnp.zeros((2, 2)))
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> annealed = ais(jax.random.key(0), ising.energy, flat, Bernoulli(2), **options)
+    >>> found = log_likelihood(ising.energy, flat, jnp.eye(2), annealed)
+    >>> round(float(found.value), 4)  # -log 4
+    -1.3863
     """
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
@@ -146,6 +160,12 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
     same under both models is not in it. What each row is estimated wrong by on its own
     is, as it scatters the d_i; only an error that all rows have in common does not, and
     is added. Sides are bounded for these rows, where both models' are.
+
+    >>> one = Estimate(-1.5, 0.0, -1.5, -1.5, per_row=jnp.array([-1.0, -2.0]))
+    >>> other = Estimate(-3.0, 0.0, -3.0, -3.0, per_row=jnp.array([-2.0, -4.0]))
+    >>> better = compare(one, other)
+    >>> float(better.value), round(float(better.stderr), 4)
+    (1.5, 0.5)
     """
     if len(first.per_row) != len(second.per_row):
         raise ValueError(

@@ -48,7 +48,13 @@ PILOT_GROUPS, PILOT_PARTICLES = 16, 32
 
 
 class RowsDone(NamedTuple):
-    """How far `marginal_log_likelihood` is."""
+    """How far `marginal_log_likelihood` is.
+
+    >>> def show(done):
+    ...     print(f"{done.num_done:.1f} of {done.num_rows} rows")
+    >>> show(RowsDone(num_rows=4, num_done=2.5, per_row=jnp.array([-1.0, -3.0])))
+    2.5 of 4 rows
+    """
 
     num_rows: int
     """How many there are."""
@@ -92,6 +98,15 @@ def marginal_log_likelihood(
             there is no mean of some of the rows.
         checkpoint: where to keep the run between calls back, so that this same call
             goes on, to the bit, if it was killed.
+
+    >>> from probjax import Bernoulli, HeatBath
+    >>> def joint(params, x, a):  # a is a coin, and x is N(a, 1)
+    ...     return jnp.sum((x - a) ** 2) / 2 + jnp.log(2 * jnp.pi) / 2 + jnp.log(2)
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> args = jax.random.key(0), joint, 0.0, Bernoulli(1), jnp.full((2, 1), 0.5)
+    >>> found = marginal_log_likelihood(*args, **options)
+    >>> round(float(found.value), 3)  # as far from either side of the coin
+    -1.044
     """
     callback = unending("marginal_log_likelihood", callback)
     check_count("callback_every", callback_every)

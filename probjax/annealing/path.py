@@ -69,7 +69,15 @@ class Way(Protocol):
 
 @recipe
 class Geometric:
-    """Both energies weighted, one rising as the other falls."""
+    """Both energies weighted, one rising as the other falls.
+
+    >>> from probjax import Gaussian
+    >>> def energy(scale, x):
+    ...     return jnp.sum((x / scale) ** 2) / 2
+    >>> half_way = Geometric().model(energy, 2.0, Gaussian(1), jnp.asarray(0.5))
+    >>> float(half_way(jnp.array([2.0])))  # (2 + 1/2) / 2
+    1.25
+    """
 
     lasting: ClassVar[bool] = True
 
@@ -107,6 +115,12 @@ class Straight:
 
     Args:
         start: the parameters where the line begins.
+
+    >>> from probjax import Bernoulli, ising
+    >>> start, end = (ising.from_matrix(J * jnp.ones((2, 2))) for J in (0.0, 4.0))
+    >>> args = ising.energy, end, Bernoulli(2), jnp.asarray(0.5)
+    >>> ising.coupling_matrix(Straight(start).model(*args).args[0]).tolist()
+    [[2.0, 2.0], [2.0, 2.0]]
     """
 
     start: Params
@@ -167,6 +181,9 @@ def towards_one(num_steps: int) -> Float[Array, " beta"]:
     """Half of the steps equal, half of them shrinking with 1 - b, down to 1e-6.
 
     For targets with heavier tails than their base.
+
+    >>> [round(float(beta), 3) for beta in towards_one(4)]
+    [0.0, 0.5, 0.999, 1.0, 1.0]
     """
     check_count("num_steps", num_steps)
     log_spaced = 1 - np.geomspace(1, NEAREST, num_steps - num_steps // 2 + 1)

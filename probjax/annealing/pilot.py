@@ -47,6 +47,14 @@ class Pilot:
             only lengths can be used, and are.
         target: the mean acceptance that step sizes come to.
         share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
+
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
+    >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20)
+    >>> found = ais(*args, pilot=Pilot(share=0.2), **options)
+    >>> bool((jnp.diff(found.plan.betas) > 0).all())
+    True
     """
 
     spread: Spread | None = static(default=MATRIX)

@@ -50,7 +50,15 @@ KEPT_SHARE = 0.5
 
 
 class Plan(NamedTuple):
-    """A schedule, and what a sampler is to be along it."""
+    """A schedule, and what a sampler is to be along it.
+
+    >>> from probjax import HMC
+    >>> knots, log_step = jnp.array([0.0, 1.0]), jnp.log(jnp.array([1.0, 4.0]))
+    >>> plan = Plan(linear(4), knots, log_step, metric=None)
+    >>> half_way = plan.sampler(HMC(1.0), plan.places(jnp.array([0.5]))[0])
+    >>> round(float(half_way.step_size), 4)
+    2.0
+    """
 
     betas: Float[Array, " beta"]
     """From 0 to 1, the ends included."""

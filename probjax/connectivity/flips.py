@@ -91,6 +91,11 @@ class RandomFlips:
 
     They are averaged, so the flow is 1 / C(d, num_bits) of that to all such states, on
     average. States drawn together differ in other bits as far as there are enough.
+
+    >>> flips, x = RandomFlips(3, num_bits=2), jnp.zeros(5)
+    >>> near = flips.states(x, flips.draw(jax.random.key(0), None, x))
+    >>> near.x.sum(1).tolist()
+    [2.0, 2.0, 2.0]
     """
 
     num_draws: int = static()

@@ -98,6 +98,21 @@ class Proposal:
     `propose(key, args, x)` draws one; `log_density(args, x_new, x)` is its
     log g(x_new|x), to within a constant that depends on neither. Where one state can
     be drawn from the other, the other must be drawn from the one.
+
+    Among draws of the model itself all gaps vanish:
+
+    >>> from probjax import potential
+    >>> def energy(scale, x):
+    ...     return jnp.sum((x / scale) ** 2) / 2
+    >>> def propose(key, scale, x):
+    ...     return scale * jax.random.normal(key, x.shape)
+    >>> def log_density(scale, x_new, x):
+    ...     return -energy(scale, x_new)
+    >>> drawn, x = Proposal(propose, log_density, 2.0, num_draws=3), jnp.ones(2)
+    >>> moves = drawn.draw(jax.random.key(0), None, x)
+    >>> gaps = drawn.gaps(potential(energy, 2.0), x, moves)
+    >>> bool(jnp.abs(gaps.gap).max() < 1e-5)
+    True
     """
 
     propose: Callable[[PRNGKeyArray, PyTree, State], State] = static()

@@ -47,7 +47,12 @@ class Shape(NamedTuple):
 
 @recipe
 class Steps:
-    """`num_draws` states a random step away; make one with the functions below."""
+    """`num_draws` states a random step away; make one with the functions below.
+
+    >>> steps = GaussianSteps(0.5, num_draws=4)
+    >>> steps.num_draws, float(steps.moment(jnp.zeros(3)))
+    (4, 0.25)
+    """
 
     scale: float
     """What a step of `shape` is multiplied by."""
@@ -97,12 +102,22 @@ def GaussianSteps(scale: float, *, num_draws: int = 2) -> Steps:
 
 
 def CubeSteps(side: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states drawn evenly from the cube of that side around a state."""
+    """`num_draws` states drawn evenly from the cube of that side around a state.
+
+    >>> steps, x = CubeSteps(2.0, num_draws=100), jnp.zeros(3)
+    >>> near = steps.states(x, steps.draw(jax.random.key(0), None, x))
+    >>> bool((jnp.abs(near.x) <= 1).all())
+    True
+    """
     return Steps(side, CUBE, num_draws)
 
 
 def BallSteps(radius: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states drawn evenly from the ball of that radius around a state."""
+    """`num_draws` states drawn evenly from the ball of that radius around a state.
+
+    >>> float(BallSteps(2.0).moment(jnp.zeros(2)))  # r^2 / (d + 2)
+    1.0
+    """
     return Steps(radius, BALL, num_draws)
 
 

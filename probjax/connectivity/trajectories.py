@@ -66,6 +66,16 @@ class Hamiltonian:
         num_steps: how many of them.
         num_draws: trajectories from each state, which are averaged.
         metric: lengths, or a matrix; see `probjax.leapfrog`.
+
+    Along dynamics of the model itself gaps all but vanish:
+
+    >>> from probjax import potential
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> ends, model, x = Hamiltonian(0.1), potential(energy, 1.0), jnp.ones(2)
+    >>> gaps = ends.gaps(model, x, ends.draw(jax.random.key(0), model, x))
+    >>> bool(jnp.abs(gaps.gap).max() < 0.05)
+    True
     """
 
     step_size: float

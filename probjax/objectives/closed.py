@@ -33,6 +33,12 @@ def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
     Args:
         damping: lambda, in units of a covariance of bits squared; 1/16 of what it is
             for spins.
+
+    >>> from probjax import exact
+    >>> rows = Data(exact.states(2), jnp.array([9.0, 3.0, 3.0, 1.0]))
+    >>> found = mean_field(rows)  # independent units, on with odds of 1 to 3
+    >>> round(float(found.bias[0]), 3), round(abs(float(found.coupling[0])), 3)
+    (1.099, 0.0)
     """
     mean, inverse = _susceptibility(data, damping)
     return _model(mean, inverse / 2, 0)
@@ -44,6 +50,12 @@ def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
     Where its square root would be of a negative number, or both solutions meet at
     means near a half, a coupling is that of mean field. Arguments are those of
     `mean_field`.
+
+    >>> from probjax import exact
+    >>> rows = Data(exact.states(2), jnp.array([9.0, 3.0, 3.0, 1.0]))
+    >>> found = tap(rows)  # independent units, on with odds of 1 to 3
+    >>> round(float(found.bias[0]), 3), round(abs(float(found.coupling[0])), 3)
+    (1.099, 0.0)
     """
     mean, inverse = _susceptibility(data, damping)
     product = jnp.outer(2 * mean - 1, 2 * mean - 1)

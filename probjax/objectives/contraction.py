@@ -40,6 +40,14 @@ def MinimumKLContraction(
         blocks: the sites that are erased together, as `pairs(size)` or the edges of a
             graph; a site may be in several.
         num_states: letters of a site; with 2, states are bits.
+
+    >>> import jax
+    >>> from probjax import ising, loss
+    >>> from probjax.connectivity import pairs
+    >>> flat, rows = ising.from_matrix(jax.numpy.zeros((3, 3))), jax.numpy.eye(3)
+    >>> objective = MinimumKLContraction(ising.energy, blocks=pairs(3))
+    >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 3 log 4
+    4.1589
     """
     changes = BlockChanges(as_blocks(blocks), num_states)
     return GapObjective(energy, changes, log_conditionals, mean)

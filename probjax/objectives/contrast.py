@@ -45,7 +45,13 @@ from probjax.types import (
 
 
 class Normalised(NamedTuple):
-    """Parameters of an energy, with the logarithm of its partition function."""
+    """Parameters of an energy, with the logarithm of its partition function.
+
+    >>> from probjax import Gaussian
+    >>> start = NoiseContrast(Gaussian.energy, Gaussian(2)).start(jnp.zeros(2))
+    >>> start.params.tolist(), round(float(start.log_z), 4)  # log 2 pi
+    ([0.0, 0.0], 1.8379)
+    """
 
     params: Params
     """What the energy takes."""
@@ -61,6 +67,16 @@ class NoiseContrast:
     spares log Z has `weights=Normalised(weights, 0.0)`. The noise, a
     row's context, is drawn anew at every refresh and fixed in between, so that the
     loss is a function to be minimised.
+
+    Where model and noise are alike, nothing tells them apart:
+
+    >>> from probjax import Gaussian, loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> objective = NoiseContrast(energy, Gaussian(2))
+    >>> args = jax.random.key(0), objective, objective.start(1.0), jnp.ones((3, 2))
+    >>> round(float(loss(*args)), 4)  # 2 log 2
+    1.3863
     """
 
     energy: Energy = static()

@@ -42,6 +42,16 @@ class Corrupted:
         corruption: `FixedFlips` or `IndependentFlips`; `GreyLevels` for rows between 0
             and 1, as images that are binarised anew whenever they are seen; or a recipe
             of one's own.
+
+    Of rows without a bit on, versions with one of four:
+
+    >>> from probjax import FixedFlips, PseudoLikelihood, loss
+    >>> def energy(bias, x):
+    ...     return bias * x.sum()
+    >>> objective = Corrupted(PseudoLikelihood(energy), FixedFlips(1))
+    >>> args = jax.random.key(0), objective, np.log(3.0), np.zeros((5, 4))
+    >>> round(float(loss(*args)), 4)  # log 4 + 3 log(4 / 3)
+    2.2493
     """
 
     objective: Objective

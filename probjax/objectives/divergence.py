@@ -59,6 +59,18 @@ class ContrastiveDivergence:
     """CD-k: rows against where k = `num_moves` steps of a sampler lead from them.
 
     A row's context is where its chain ended.
+
+    >>> import jax
+    >>> import optax
+    >>> from probjax import HeatBath, fit
+    >>> def energy(bias, x):
+    ...     return bias @ x
+    >>> objective = ContrastiveDivergence(energy, HeatBath())
+    >>> rows = jnp.tile(jnp.array([[0], [1], [1], [1]]), (100, 1))
+    >>> options = dict(optimizer=optax.sgd(1.0), num_rounds=50, steps_per_round=1)
+    >>> found = fit(jax.random.key(0), objective, jnp.zeros(1), rows, **options)
+    >>> bool(abs(found.params[0] + jnp.log(3)) < 0.5)
+    True
     """
 
     energy: Energy = static()
@@ -107,6 +119,18 @@ class PersistentDivergence:
     Args:
         target: the acceptance that the step size of a sampler that has one follows;
             None to leave it as it is.
+
+    >>> import jax
+    >>> import optax
+    >>> from probjax import HeatBath, fit
+    >>> def energy(bias, x):
+    ...     return bias @ x
+    >>> objective = PersistentDivergence(energy, HeatBath(), num_particles=400)
+    >>> rows = jnp.array([[0], [1], [1], [1]])
+    >>> options = dict(optimizer=optax.sgd(1.0), num_rounds=50, steps_per_round=1)
+    >>> found = fit(jax.random.key(0), objective, jnp.zeros(1), rows, **options)
+    >>> bool(abs(found.params[0] + jnp.log(3)) < 0.5)
+    True
     """
 
     energy: Energy = static()

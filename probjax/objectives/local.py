@@ -53,6 +53,14 @@ def ContinuousPseudoLikelihood(
             bounds they must be negligible, or the sites confined.
         upper: where they end.
         num_points: nodes of the quadrature, close enough to resolve them.
+
+    >>> from probjax import loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> objective = ContinuousPseudoLikelihood(energy, lower=-8.0, upper=8.0)
+    >>> args = jax.random.key(0), objective, 1.0, jnp.zeros((1, 2))
+    >>> round(float(loss(*args)), 4)  # log 2 pi
+    1.8379
     """
     grid = SiteGrid(lower, upper, num_points)
     return GapObjective(energy, grid, log_densities, mean)
@@ -62,6 +70,12 @@ def RatioMatching(energy: Energy) -> GapObjective:
     """Mean over rows of sum_n p(flipped n | rest)^2 = sum_n sigmoid(gap_n)^2, for bits.
 
     Reference: Hyvarinen, "Some extensions of score matching", CSDA 51 (2007).
+
+    >>> from probjax import ising, loss
+    >>> flat, rows = ising.from_matrix(jnp.zeros((2, 2))), jnp.eye(2)
+    >>> objective = RatioMatching(ising.energy)
+    >>> float(loss(jax.random.key(0), objective, flat, rows))  # 2 / 4
+    0.5
     """
     return GapObjective(energy, BitFlips(), squared_chances, mean)
 

@@ -46,17 +46,38 @@ from probjax.types import (
 
 
 def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Mean over rows of exp(gap / 2) of one unit; overflows far from the minimum."""
+    """Mean over rows of exp(gap / 2) of one unit; overflows far from the minimum.
+
+    >>> from probjax import ising, loss
+    >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
+    >>> args = RISE(ising.energy, 0), params, jnp.array([[1, 0]])
+    >>> round(float(loss(jax.random.key(0), *args)), 4)  # exp(2 / 2)
+    2.7183
+    """
     return GapObjective(energy, OneFlip(node), _rate, mean)
 
 
 def LogRISE(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Logarithm of the mean over rows of exp(gap / 2): the flow of one unit's flips."""
+    """Logarithm of the mean over rows of exp(gap / 2): the flow of one unit's flips.
+
+    >>> from probjax import ising, loss
+    >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
+    >>> args = LogRISE(ising.energy, 0), params, jnp.array([[1, 0]])
+    >>> round(float(loss(jax.random.key(0), *args)), 4)  # 2 / 2
+    1.0
+    """
     return MPF(energy, connectivity=OneFlip(node))
 
 
 def NodeLikelihood(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Mean over rows of -log p(x_n | the other units) of one unit n."""
+    """Mean over rows of -log p(x_n | the other units) of one unit n.
+
+    >>> from probjax import ising, loss
+    >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
+    >>> args = NodeLikelihood(ising.energy, 0), params, jnp.array([[1, 0]])
+    >>> round(float(loss(jax.random.key(0), *args)), 4)  # log(1 + exp(2))
+    2.1269
+    """
     return GapObjective(energy, OneFlip(node), log_conditionals, mean)
 
 
@@ -83,6 +104,14 @@ def fit_nodes(
     Returns:
         A `Fit` whose leaves have a leading axis of units; of its `params`, those that a
         unit's own loss depends on have meaning.
+
+    >>> from probjax import exact, ising
+    >>> truth = ising.from_matrix([[0.5, -1.0], [-1.0, 0.25]])
+    >>> chances = jnp.exp(exact.log_probs(ising.energy, truth, 2))
+    >>> start, rows = ising.init(jax.random.key(0), 2), Data(exact.states(2), chances)
+    >>> found = fit_nodes(jax.random.key(1), LogRISE, ising.energy, start, rows)
+    >>> ising.coupling_matrix(ising.symmetrised(found.params)).round(3).tolist()
+    [[0.5, -1.0], [-1.0, 0.25]]
     """
     data = as_data(data)
     # The door's checks once, with values to look at: under vmap there are none.

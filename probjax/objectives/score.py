@@ -115,6 +115,14 @@ class ScoreMatchingBySteps:
 
     `steps` are `GaussianSteps`, `CubeSteps` or `BallSteps`. The difference is of the
     order of their size squared; below a size of about 1e-2, float32 rounds it away.
+
+    >>> from probjax import GaussianSteps, loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> objective = ScoreMatchingBySteps(energy, GaussianSteps(0.05, num_draws=1000))
+    >>> bool(abs(loss(jax.random.key(0), objective, 1.0, rows) + 0.75) < 0.2)
+    True
     """
 
     energy: Energy = static()
@@ -191,12 +199,30 @@ class DrawnScoreMatching:
 def HutchinsonScoreMatching(
     energy: Energy, *, num_draws: int = 1
 ) -> DrawnScoreMatching:
-    """Score matching with the laplacian by random directions."""
+    """Score matching with the laplacian by random directions.
+
+    >>> from probjax import loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> objective = HutchinsonScoreMatching(energy, num_draws=1000)
+    >>> bool(abs(loss(jax.random.key(0), objective, 1.0, rows) + 0.75) < 0.2)
+    True
+    """
     return DrawnScoreMatching(energy, _hutchinson, 1.0, num_draws)
 
 
 def SlicedScoreMatching(energy: Energy, *, num_draws: int = 1) -> DrawnScoreMatching:
-    """Score matching of the slopes along random directions."""
+    """Score matching of the slopes along random directions.
+
+    >>> from probjax import loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> objective = SlicedScoreMatching(energy, num_draws=1000)
+    >>> bool(abs(loss(jax.random.key(0), objective, 1.0, rows) + 0.75) < 0.3)
+    True
+    """
     return DrawnScoreMatching(energy, _sliced, 1.0, num_draws)
 
 
@@ -206,6 +232,16 @@ def DenoisingScoreMatching(
     """Score matching of the data with Gaussian noise of standard deviation `scale`.
 
     What is learned is the density of the noisy data, not of the data.
+
+    Rows that are all alike are those of a Gaussian of the noise's width:
+
+    >>> from probjax import loss
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / (2 * 0.5**2)
+    >>> objective = DenoisingScoreMatching(energy, scale=0.5)
+    >>> args = jax.random.key(0), objective, 2.0, jnp.full((3, 1), 2.0)
+    >>> bool(loss(*args) < 1e-6)
+    True
     """
     return DrawnScoreMatching(energy, _denoising, scale, num_draws)
 

@@ -49,6 +49,14 @@ class MinimumVelocity:
         mobility: D, positive: one number, or a tree like one state; a leaf of it is one
             number for the whole leaf of the state, or one for each entry. With the
             scales of the coordinates, the loss does not depend on their units.
+
+    >>> from probjax import loss
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> objective = MinimumVelocity(energy, mobility=2.0)
+    >>> float(loss(jax.random.key(0), objective, 1.0, rows))  # 4 (5/4 - 2)
+    -3.0
     """
 
     energy: Energy = static()

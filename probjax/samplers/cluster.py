@@ -53,7 +53,17 @@ class Bonds(NamedTuple):
 
 @recipe
 class SwendsenWang:
-    """Every cluster turns or not by a coin of its own. A step costs O(bonds)."""
+    """Every cluster turns or not by a coin of its own. A step costs O(bonds).
+
+    Units that all but always agree turn together:
+
+    >>> from probjax import sample
+    >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
+    >>> args = jax.random.key(0), ising.energy, params, jnp.zeros((10, 2))
+    >>> x = sample(*args, sampler=SwendsenWang(), num_draws=20).x
+    >>> bool((x[..., 0] == x[..., 1]).all()), bool(0.2 < x.mean() < 0.8)
+    (True, True)
+    """
 
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
@@ -75,6 +85,14 @@ class Wolff:
     """The cluster of one random unit turns. A step costs what `SwendsenWang`'s does.
 
     Large clusters are chosen more often and always turn; small ones change slowly.
+
+    In a model of one cluster, the whole state turns at every step:
+
+    >>> from probjax import sample
+    >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
+    >>> args = jax.random.key(0), ising.energy, params, jnp.zeros((1, 2))
+    >>> sample(*args, sampler=Wolff(), num_draws=3).x.tolist()
+    [[[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]]
     """
 
     def prepare(self, potential: Potential, x: State) -> State:

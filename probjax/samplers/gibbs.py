@@ -43,12 +43,21 @@ class GibbsState(NamedTuple):
 
 
 def every_site(key: PRNGKeyArray, size: int) -> Array:
-    """All sites in their order: sequential scan."""
+    """All sites in their order: sequential scan.
+
+    >>> every_site(jax.random.key(0), 3).tolist()
+    [0, 1, 2]
+    """
     return jnp.arange(size)
 
 
 def random_sites(key: PRNGKeyArray, size: int) -> Array:
-    """As many sites as there are, each drawn anew: random scan, which is reversible."""
+    """As many sites as there are, each drawn anew: random scan, which is reversible.
+
+    >>> sites = random_sites(jax.random.key(0), 5)  # for HeatBath(sites=random_sites)
+    >>> sites.shape, bool(((sites >= 0) & (sites < 5)).all())
+    ((5,), True)
+    """
     return jax.random.randint(key, (size,), 0, size)
 
 
@@ -132,6 +141,14 @@ class ColourGibbs:
 
     `colours` are masks over the sites, one for each colour; bits of one colour must not
     interact, as the function `colours` makes them from the edges of a model.
+
+    >>> from probjax import ising, sample
+    >>> edges, bias = ((0, 1), (1, 2)), jnp.array([-9.0, 9.0, -9.0])
+    >>> params = ising.Params(bias, jnp.zeros(2), edges)
+    >>> sampler = ColourGibbs(colours(edges, 3))
+    >>> args = jax.random.key(0), ising.energy, params, jnp.array([[0, 1, 0]])
+    >>> sample(*args, sampler=sampler, num_draws=1).x.tolist()
+    [[[1.0, 0.0, 1.0]]]
     """
 
     colours: Float[Array, "colour site"]

@@ -124,7 +124,12 @@ def standard_flip(
     log_ratio: Scalar,
     backward: Callable[[Array], Scalar],
 ) -> Choice:
-    """Negate the momentum whenever the leap is not accepted."""
+    """Negate the momentum whenever the leap is not accepted.
+
+    >>> choice = standard_flip(0.7, 0.0, jnp.log(0.5), backward=None)
+    >>> bool(choice.leap), bool(choice.flip)
+    (False, True)
+    """
     leap = chance < jnp.exp(jnp.minimum(log_ratio, 0))
     return Choice(leap, ~leap, slice_)
 
@@ -138,6 +143,12 @@ def reduced_flip(
     """Negate the momentum only as often as must be.
 
     One uniform number decides both.
+
+    >>> def backward(needed):
+    ...     return jnp.log(0.6)
+    >>> choice = reduced_flip(0.7, 0.0, jnp.log(0.5), backward)
+    >>> bool(choice.leap), bool(choice.flip)
+    (False, False)
     """
     there = jnp.exp(jnp.minimum(log_ratio, 0))
     leap = chance < there
@@ -154,6 +165,10 @@ def slice_flip(
     """Accept by a uniform number that persists, and drifts a little in every step.
 
     Acceptances and rejections then come in runs, and momentum lives longer.
+
+    >>> choice = slice_flip(0.7, 0.1, jnp.log(0.5), backward=None)
+    >>> bool(choice.leap), round(float(choice.slice), 2)  # 0.1 + 0.07, of a half
+    (True, 0.34)
     """
     moved = (slice_ + 2 * SLICE_DRIFT * chance + 1) % 2 - 1
     leap = jnp.abs(moved) < jnp.exp(jnp.minimum(log_ratio, 0))
@@ -170,6 +185,16 @@ class Momentum:
         kept: the share of its variance that is kept per unit of simulated time; with 0
             it is drawn anew.
         every: steps between refreshes, which then count for all of them.
+
+    With all of it kept, a chain stays on one path, and at one energy:
+
+    >>> from probjax import Gaussian, sample
+    >>> target, x = Gaussian(1, scale=2.0), jnp.zeros((100, 1))
+    >>> sampler = HMC(0.1, num_steps=3, momentum=Momentum(1.0))
+    >>> args = jax.random.key(0), Gaussian.energy, target, x
+    >>> energies = sample(*args, sampler=sampler, num_draws=100).info.energy
+    >>> bool((jnp.ptp(energies, axis=1) < 0.01 * energies.mean(1)).all())
+    True
     """
 
     kept: float = 0.5
@@ -188,6 +213,14 @@ class Jitter:
     Args:
         step_size: steps are longer or shorter by up to this share.
         num_steps: paths are shorter by up to so many steps.
+
+    Six of these steps lead round to where they began, fewer do not:
+
+    >>> from probjax import Gaussian, sample
+    >>> sampler = HMC(1.0, num_steps=6, jitter=Jitter(num_steps=3))
+    >>> args = jax.random.key(0), Gaussian.energy, Gaussian(1), jnp.zeros((100, 1))
+    >>> round(float(sample(*args, sampler=sampler, num_draws=50).x.std()))
+    1
     """
 
     step_size: float = 0.0
@@ -213,6 +246,13 @@ class HMC:
         bounds: where x is confined. Not with a matrix.
         jitter: of the leap's length, if any.
         integrator: `kick_drift_kick` or `drift_kick_drift`.
+
+    >>> from probjax import Gaussian, sample
+    >>> target, x = Gaussian(1, scale=2.0), jnp.zeros((100, 1))
+    >>> args = jax.random.key(0), Gaussian.energy, target, x
+    >>> draws = sample(*args, sampler=HMC(0.5, num_steps=3), num_draws=100)
+    >>> round(float(draws.x.std())), bool(draws.info.accept.mean() > 0.9)
+    (2, True)
     """
 
     step_size: float

@@ -66,6 +66,16 @@ class LookAheadHMC:
         metric: what a unit of momentum moves x by: lengths, or a matrix.
         bounds: where x is confined. Not with a matrix.
         jitter: of the leaps' length, if any.
+
+    >>> import jax
+    >>> from probjax import sample
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> sampler = LookAheadHMC(1.0, num_steps=3, look_ahead=2)
+    >>> args = jax.random.key(0), energy, 0.25, jnp.zeros((100, 1))
+    >>> draws = sample(*args, sampler=sampler, num_draws=100)
+    >>> round(float(draws.x.std())), bool(draws.info.num_leaps.max() <= 2)
+    (2, True)
     """
 
     step_size: float

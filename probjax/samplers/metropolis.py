@@ -47,6 +47,14 @@ class Metropolis:
 
     A connectivity that draws its neighbours, as `RandomFlips(1)`, costs one energy per
     proposal; one that lists them, as `BitFlips()`, also the list.
+
+    >>> from probjax import BitFlips, sample
+    >>> def energy(bias, x):
+    ...     return bias @ x
+    >>> args = jax.random.key(0), energy, jnp.log(jnp.array([3.0])), jnp.zeros((20, 1))
+    >>> draws = sample(*args, sampler=Metropolis(BitFlips()), num_draws=500)
+    >>> bool(abs(draws.x.mean() - 0.25) < 0.05)
+    True
     """
 
     connectivity: Connectivity

@@ -34,7 +34,15 @@ from probjax.types import (
 
 
 class Draws(NamedTuple):
-    """The outcome of `sample`."""
+    """The outcome of `sample`.
+
+    >>> from probjax import HeatBath, ising
+    >>> flat, x = ising.from_matrix(jnp.zeros((2, 2))), jnp.zeros((3, 2))
+    >>> options = dict(sampler=HeatBath(), num_draws=4)
+    >>> draws = sample(jax.random.key(0), ising.energy, flat, x, **options)
+    >>> draws.x.shape, int(draws.step)
+    ((3, 4, 2), 4)
+    """
 
     x: State
     """States, leaves `(chain, draw, ...)`."""
@@ -47,7 +55,15 @@ class Draws(NamedTuple):
 
 
 class Means(NamedTuple):
-    """The outcome of `sample_mean`."""
+    """The outcome of `sample_mean`.
+
+    >>> from probjax import HeatBath, ising
+    >>> args = jax.random.key(0), ising.energy, ising.from_matrix(jnp.zeros((2, 2)))
+    >>> options = dict(statistic=jnp.prod, sampler=HeatBath(), num_draws=1000)
+    >>> means = sample_mean(*args, jnp.zeros((20, 2)), **options)
+    >>> bool(abs(means.mean - 1 / 4) < 5 * means.stderr), bool(means.stderr < 0.01)
+    (True, True)
+    """
 
     mean: PyTree
     """The statistic's mean over all chains and draws."""
@@ -153,6 +169,15 @@ def resume(
     With the arguments of that run they are the same to the bit, whether it was ended by
     its callback, or what the callback saved was loaded again. With other parameters
     there is nothing to resume: `sample` from `draws.state.x`.
+
+    >>> from probjax import HeatBath, ising
+    >>> flat, sampler = ising.from_matrix(jnp.zeros((2, 2))), HeatBath()
+    >>> args, x = (jax.random.key(0), ising.energy, flat), jnp.zeros((3, 2))
+    >>> whole = sample(*args, x, sampler=sampler, num_draws=8)
+    >>> part = sample(*args, x, sampler=sampler, num_draws=4)
+    >>> rest = resume(*args, part, sampler=sampler, num_draws=4)
+    >>> bool((rest.x == whole.x[:, 4:]).all())
+    True
     """
     check_count("num_draws", num_draws)
     check_count("thin", thin)
@@ -235,7 +260,16 @@ def resume_mean(
     callback: Callable[[Means], Any] | None = None,
     callback_every: int = 1000,
 ) -> Means:
-    """`means` with as many draws again added as if the run had not ended."""
+    """`means` with as many draws again added as if the run had not ended.
+
+    >>> from probjax import HeatBath, ising
+    >>> args = jax.random.key(0), ising.energy, ising.from_matrix(jnp.zeros((2, 2)))
+    >>> options = dict(statistic=jnp.prod, sampler=HeatBath(), num_draws=1000)
+    >>> means = sample_mean(*args, jnp.zeros((20, 2)), **options)
+    >>> more = resume_mean(*args, means, **options)
+    >>> int(more.running.num_draws), bool(more.stderr < means.stderr)
+    (2000, True)
+    """
     check_count("num_draws", num_draws)
     check_count("thin", thin)
     _check_same(energy, params, means.state)

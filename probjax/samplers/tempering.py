@@ -67,6 +67,15 @@ class Tempered:
     Args:
         sampler: any, whose states keep nothing that depends on weights.
         betas: inverse temperatures, falling from 1, as `0.7 ** jnp.arange(6)`.
+
+    A heat bath by itself would never leave its start:
+
+    >>> from probjax import HeatBath, ising, sample
+    >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
+    >>> sampler = Tempered(HeatBath(), 0.5 ** jnp.arange(6))
+    >>> args = jax.random.key(0), ising.energy, params, jnp.zeros((20, 2))
+    >>> bool(0.3 < sample(*args, sampler=sampler, num_draws=200).x.mean() < 0.7)
+    True
     """
 
     sampler: Sampler
@@ -138,6 +147,10 @@ def swap_rates(info: TemperedInfo) -> Float[Array, " pair"]:
     Args:
         info: of one step, or of a run with leading axes of chains and draws. A pair
             that was never tried has no rate: NaN.
+
+    >>> swap, tried = jnp.array([[0.5, 0.0], [0.0, 0.25]]), jnp.eye(2)  # of two steps
+    >>> swap_rates(TemperedInfo(jnp.ones(2), swap, tried)).tolist()
+    [0.5, 0.25]
     """
     axes = tuple(range(info.swap.ndim - 1))
     return info.swap.sum(axes) / info.tried.sum(axes)

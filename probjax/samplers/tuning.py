@@ -96,6 +96,13 @@ def tune(
         num_steps: steps to take in all.
         target: the mean acceptance to come to.
         spread: `LENGTHS`, `MATRIX`, or None to leave the metric as it is.
+
+    >>> from probjax import HMC, Gaussian
+    >>> target, x = Gaussian(2, scale=10.0), jnp.zeros((50, 2))
+    >>> args = jax.random.key(0), Gaussian.energy, target, x
+    >>> found = tune(*args, sampler=HMC(1.0), num_steps=320, spread=None)
+    >>> bool(abs(found.accept - 0.8) < 0.1), bool(found.sampler.step_size > 5)
+    (True, True)
     """
     if not (hasattr(sampler, "step_size") and hasattr(sampler, "metric")):
         raise ValueError(
