@@ -114,9 +114,12 @@ def tune(
     x = as_data(x).x
     check_energy(energy, params, jax.tree.map(lambda rows: floating(rows[0]), x))
     x = sampler.prepare(potential(energy, params), x)
-    size = num_sites(x)
+    size, kind = num_sites(x), float_dtype(x)
+    # Of the type that stages return: a plain number would compile the first one twice.
+    step_size = jnp.asarray(sampler.step_size, kind)
+    sampler = dataclasses.replace(sampler, step_size=step_size)
     if spread is not None and sampler.metric is None:
-        metric = spread.metric(spread.unit(size))
+        metric = spread.metric(spread.unit(size)).astype(kind)
         sampler = dataclasses.replace(sampler, metric=metric)
     accept = jnp.asarray(jnp.nan)
     for stage, count in enumerate(_stage_lengths(num_steps)):

@@ -78,3 +78,18 @@ def test_bad_tuning_is_refused(key):
         tuned(key, target=1.0)
     with pytest.raises(ValueError, match="num_steps must be an integer of at least"):
         tuned(key, num_steps=10)
+
+
+def test_stages_alike_compile_once(key):
+    compiled = []
+
+    def listen(event, duration_secs, **told):
+        if event.endswith("backend_compile_duration") and "_stage" in told["fun_name"]:
+            compiled.append(told["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        tuned(key, num_steps=320, spread=None)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == 1
