@@ -81,6 +81,7 @@ def test_bad_tuning_is_refused(key):
 
 
 def test_stages_alike_compile_once(key):
+    jax.clear_caches()
     compiled = []
 
     def listen(event, duration_secs, **told):
