@@ -84,3 +84,15 @@ def test_every_page_of_the_reference_is_in_the_menu():
     menu = (ROOT / "docs/mkdocs.yml").read_text()
     pages = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
     assert set(re.findall(r": (\S+\.md)", menu)) == pages
+
+
+def test_links_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES.glob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+            name, _, heading = link.partition("#")
+            target = page.parent / name
+            assert target.is_file(), f"{page.name} links to {link}"
+            titles = re.findall(r"^#+ (.*)", target.read_text(), re.M) if heading else []
+            slugs = [re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles]
+            assert heading in slugs or not heading, f"{page.name} links to {link}"
