@@ -27,7 +27,7 @@ as A,C,G,T; a .csv may have a header. The file written holds arrays, and no pick
 
 _FIT_EXAMPLE = """examples:
   probjax fit spikes.npy
-  probjax fit votes.csv --objective pseudolikelihood --l1 0.01 --out votes.npz
+  probjax fit votes.csv --estimator pseudolikelihood --l1 0.01 --out votes.npz
   probjax fit family.csv --model potts --l2 0.01 --figures out
   probjax fit digits.npz --array train --model rbm --hidden 50"""
 
@@ -133,7 +133,7 @@ def _add_fit(parser):
         "or bits and hidden units (rbm)",
     )
     parser.add_argument(
-        "--objective",
+        "--estimator",
         choices=("mpf", "pseudolikelihood", "likelihood"),
         help="minimum probability flow (mpf, the default but for an rbm, whose flow "
         "may have no minimum), pseudolikelihood (then), or exact likelihood for small "

@@ -32,8 +32,8 @@ def fit(asked: Namespace) -> None:
     """Learn a model of a table, write it, and say how that went."""
     _check_out(asked.out, ".npz")
     _check_figures(asked.figures)
-    if asked.objective is None:
-        asked.objective = "pseudolikelihood" if asked.model == "rbm" else "mpf"
+    if asked.estimator is None:
+        asked.estimator = "pseudolikelihood" if asked.model == "rbm" else "mpf"
     table = tables.read(asked.data, array=asked.array)
     num_states = _num_states(asked, table)
     data = families.counted(table.x)
@@ -54,8 +54,8 @@ def fit(asked: Namespace) -> None:
     lines = [
         ("data", _described(asked.data, table)),
         (
-            "objective",
-            f"{asked.objective}, {type(penalty).__name__} of {penalty.strength:g}",
+            "estimator",
+            f"{asked.estimator}, {type(penalty).__name__} of {penalty.strength:g}",
         ),
         ("loss", f"{float(found.loss):.6g}"),
         ("descent", f"{len(found.losses)} steps, {outcome}"),
@@ -138,10 +138,10 @@ def _num_states(asked, table):
 
 
 def _objective(asked, num_states):
-    if asked.model == "rbm" and asked.objective == "likelihood":
+    if asked.model == "rbm" and asked.estimator == "likelihood":
         return MaximumLikelihood(rbm.energy, log_z=rbm.log_z)
     energy = FAMILIES[asked.model].energy
-    return _OBJECTIVES[asked.objective](energy, num_states=num_states)
+    return _OBJECTIVES[asked.estimator](energy, num_states=num_states)
 
 
 def _start(key, asked, data: Data, num_states):

@@ -80,7 +80,7 @@ def test_what_is_printed_is_what_the_library_says(run, asked, energy, num_states
 def test_rows_come_back_as_they_were_called(run, symbols):
     named = np.array(symbols)[_rows()]
     np.savetxt("x.csv", named, "%s", ",", header="a,b,c,d", comments="")
-    code, report, _ = run("fit x.csv --objective pseudolikelihood --l1 0.2")
+    code, report, _ = run("fit x.csv --estimator pseudolikelihood --l1 0.2")
     assert code == 0
     assert f"after a header; letters: {', '.join(symbols)}" in report
     assert np.sum(np.asarray(storage.load("model.npz").params.coupling) == 0) >= 4
@@ -111,9 +111,9 @@ def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
 
 def test_exact_likelihood_of_few_hidden_units(run):
     np.save("x.npy", _rows())
-    assert run("fit x.npy --model rbm --hidden 2 --objective likelihood")[0] == 0
+    assert run("fit x.npy --model rbm --hidden 2 --estimator likelihood")[0] == 0
     by_likelihood = _number(run("evaluate model.npz x.npy")[1], "log-likelihood")
-    assert run("fit x.npy --objective likelihood --l2 0")[0] == 0
+    assert run("fit x.npy --estimator likelihood --l2 0")[0] == 0
     best_pairs = _number(run("evaluate model.npz x.npy")[1], "log-likelihood")
     counts = np.unique(_rows(), axis=0, return_counts=True)[1] / 200
     assert by_likelihood < counts @ np.log(counts)
