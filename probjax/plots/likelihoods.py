@@ -22,13 +22,8 @@ def weights(
     below e^-20 of the mean are all shown there. The label is given the effective
     particles.
 
-    >>> import jax, probjax
-    >>> base, key = probjax.Gaussian(2), jax.random.key(0)
-    >>> found = probjax.ais(
-    ...     key, lambda scale, x: scale * x @ x, 1.0, base, sampler=probjax.HMC(0.3),
-    ...     num_particles=50, num_steps=20)
-    >>> ax = weights(found)
-    >>> ax.get_ylabel()
+    >>> few = Annealed(0.0, 0.3, -0.2, 0.2, 2.7, np.log([1, 2, 1]), *4 * [None])
+    >>> weights(few).get_ylabel()
     'share of particles (filled), of the sum (line)'
     """
     apart, shares = _shares(annealed.log_weights)

@@ -94,7 +94,8 @@ def autocovariance(
 def _of_chains(covariances):
     """The ratio of sums over chains and coordinates, and its standard error."""
     leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(covariances)]
-    chains = sum(leaf.reshape(*leaf.shape[:2], -1).sum(axis=2) for leaf in leaves)
+    flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves]
+    chains = np.concatenate(flat, axis=2).sum(axis=2)
     mean = np.mean(chains, axis=0)
     if not mean[0] > 0:
         raise ValueError("draws never move: they have no autocovariance to show")
