@@ -79,13 +79,13 @@ def test_population_counts_are_shown_as_far_as_seen_or_expected():
 
 
 def test_estimates_are_ordered_by_the_truth_and_have_bars_of_two_errors():
-    truth, values = np.array([3.0, 1, 2]), np.array([2.5, 1.5, 2.2])
+    truth, values = np.array([3.0, 1, 2]), np.array([2.5, 1.5, 2.7])
     stderr = np.array([0.1, 0.2, np.inf])
     ax = plots.estimates(values, stderr, truth=truth)
     line, dots, ring = ax.lines
     np.testing.assert_array_equal(line.get_ydata(), [1, 2, 3])
     np.testing.assert_array_equal(dots.get_xydata(), [[0, 1.5], [2, 2.5]])
-    np.testing.assert_array_equal(ring.get_xydata(), [[1, 2.2]])
+    np.testing.assert_array_equal(ring.get_xydata(), [[1, 2.7]])
     bars = ax.collections[0].get_segments()
     np.testing.assert_allclose([bar[:, 1] for bar in bars], [[1.1, 1.9], [2.3, 2.7]])
 
@@ -349,9 +349,10 @@ def test_what_is_no_set_of_images_is_not_drawn(draw, message):
         (lambda: plots.graph(np.ones((2, 2)), positions=np.ones(2)), r"\(2, 2\), one"),
         (lambda: plots.graph(np.ones((2, 2)), strongest=0), "strongest must be"),
         (lambda: plots.graph(np.ones((2, 2)), names="a"), "names must be 2"),
-        (lambda: plots.weights(side([-np.inf])), "some of them finite"),
+        (lambda: plots.weights(side([-np.inf])), "but not all of them"),
+        (lambda: plots.weights(side([0, np.nan])), "finite or -inf"),
         (lambda: plots.convergence([1, 2], np.ones(3)), r"\(point, repeat\)"),
-        (lambda: plots.autocovariance(np.ones((2, 5))), "never move"),
+        (lambda: plots.autocovariance(np.ones((2, 5))), "finite and move"),
         (lambda: plots.autocovariance(np.ones(5)), r"\(chain, draw, ...\)"),
     ],
 )

@@ -24,7 +24,7 @@ def weights(
 
     >>> few = Annealed(0.0, 0.3, -0.2, 0.2, 2.7, np.log([1, 2, 1]), *4 * [None])
     >>> weights(few).get_ylabel()
-    'share of particles (filled), of the sum (line)'
+    'share (filled: particles, line: sum)'
     """
     apart, shares = _shares(annealed.log_weights)
     ax = axes(ax)
@@ -41,7 +41,7 @@ def weights(
     return finish(
         ax,
         "log weight, less that of the mean weight",
-        "share of particles (filled), of the sum (line)",
+        "share (filled: particles, line: sum)",
     )
 
 
@@ -50,8 +50,8 @@ def interval(
 ) -> Any:
     """What log Z, or a log-likelihood, is between. Each call is a row with its label.
 
-    Of a `Bracket` triangles are the two estimates, pointing to where the truth is, and
-    the line what is between when their errors are allowed for. Of an `Estimate` the dot
+    Of a `Bracket` triangles are the two estimates, pointing to the side on which their
+    bias leaves the truth, and the line is between them with their errors allowed for. Of an `Estimate` the dot
     is its value; where it is bounded from below alone, a triangle; and where it is not
     bounded, its line is dotted and two standard errors long to either side. Sides that
     contradict each other are dashed, and it says so.
@@ -63,17 +63,10 @@ def interval(
     """
     ax = axes(ax)
     marks, ends, style = _sides(found)
-    both = {"color": color, "clip_on": False}
-    ax.plot(ends, [label, label], style, linewidth=2.5, alpha=0.5, **both)
+    ax.plot(ends, [label, label], style, color=color, linewidth=2.5, alpha=0.5)
     for value, marker, said in marks:
-        ax.plot(
-            [value],
-            [label],
-            marker,
-            markersize=7,
-            label=None if said is None else once(ax, said),
-            **both,
-        )
+        said = None if said is None else once(ax, said)
+        ax.plot([value], [label], marker, color=color, markersize=7, label=said)
     if style == "--":
         where = ((ends[0] + ends[1]) / 2, label)
         beside = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
@@ -109,10 +102,11 @@ def _style(low, high):
 def _shares(log_weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Logarithms over that of their mean, and shares of the sum."""
     log_weights = np.asarray(log_weights, float)
-    if log_weights.ndim != 1 or not np.isfinite(log_weights).any():
+    known = (log_weights < np.inf).all() and np.isfinite(log_weights).any()
+    if log_weights.ndim != 1 or not known:
         raise ValueError(
-            "log weights must be one a particle, some of them finite, got shape "
-            f"{log_weights.shape}"
+            "log weights must be one a particle, finite or -inf but not all of them, "
+            f"got {log_weights}"
         )
     largest = log_weights.max()
     sizes = np.exp(log_weights - largest)

@@ -98,7 +98,7 @@ def _of_chains(covariances):
     chains = np.concatenate(flat, axis=2).sum(axis=2)
     mean = np.mean(chains, axis=0)
     if not mean[0] > 0:
-        raise ValueError("draws never move: they have no autocovariance to show")
+        raise ValueError("draws must be finite and move, to have an autocovariance")
     curve = mean / mean[0]
     count = len(chains)
     # Of a ratio: what of a chain's covariances its own variance does not explain.
