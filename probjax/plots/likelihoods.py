@@ -51,12 +51,11 @@ def interval(
     """What log Z, or a log-likelihood, is between. Each call is a row with its label.
 
     Of a `Bracket` triangles are the two estimates, pointing to the side on which their
-    bias leaves the truth, and the line is between them with their errors allowed for. Of an `Estimate` the dot
-    is its value; where it is bounded from below alone, a triangle; and where it is not
-    bounded, its line is dotted and two standard errors long to either side. Sides that
-    contradict each other are dashed, and it says so.
+    bias leaves the truth, and the line is between them, their errors allowed for. Of an
+    `Estimate` the dot is its value; where it is bounded from below alone, a triangle;
+    and where it is not bounded, its line is dotted and two standard errors long to
+    either side. Sides that contradict each other are dashed, and it says so.
 
-    >>> from probjax.annealing import Estimate
     >>> ax = interval(Estimate(-3.0, 0.1, -3.2, -2.8, np.array([-3.0])), label="mine")
     >>> ax.lines[0].get_xdata().tolist()
     [-3.2, -2.8]

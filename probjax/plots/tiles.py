@@ -25,6 +25,10 @@ def receptive_fields(
         filters: one a row, `(filter, site)`.
         shape: rows and columns of pixels of each; square if None.
         columns: how many side by side; about as many as below each other if None.
+
+    >>> ax = receptive_fields(np.eye(6), shape=(2, 3), columns=6)
+    >>> ax.images[0].get_array().shape
+    (4, 25)
     """
     tiles = _filters(filters, shape)
     columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
@@ -50,6 +54,10 @@ def groupings(
         weights: one column a group, `(filter, group)`.
         shape: as for `receptive_fields`.
         columns: how many of a group's filters to show, at most.
+
+    >>> ax = groupings(np.eye(4), np.ones((4, 2)), columns=3)
+    >>> ax.images[0].get_array().shape
+    (7, 10)
     """
     tiles, weights = _filters(filters, shape), np.asarray(weights)
     check_count("columns", columns)
@@ -79,6 +87,10 @@ def images(
         rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
         shape: as for `receptive_fields`.
         columns: likewise.
+
+    >>> ax = images(np.zeros((9, 16)))
+    >>> ax.images[0].get_array().shape
+    (16, 16)
     """
     rows = np.asarray(rows)
     if rows.size and (rows.min() < 0 or rows.max() > 1):
