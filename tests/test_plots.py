@@ -63,18 +63,19 @@ def test_comparison_has_a_band_of_two_standard_errors_about_equality():
 
 def test_population_counts_are_shown_as_far_as_seen_or_expected():
     _, ax = pyplot.subplots()
-    observed, expected = [0.7, 0.2, 0.1, 0, 0], [0.6, 0.25, 0, 0.15, 1e-4]
+    observed, expected = [0.6, 0.3, 0.1, 0, 0], [0.7, 0.15, 0, 0.15, 1e-4]
     found = compared(observed, expected, np.full(5, 0.01))
     assert plots.population_count(found, ax=ax, label="Ising") is ax
-    plots.population_count(found, ax=ax, label="alone", linestyle="--")
+    lower = found._replace(expected=np.array([0.5, 0.3, 0.2, 0, 0]))
+    assert plots.population_count(lower, ax=ax, label="alone", linestyle="--") is ax
     data, first, second = ax.lines
-    np.testing.assert_array_equal(data.get_xydata(), [[0, 0.7], [1, 0.2], [2, 0.1]])
-    points = [[0, 0.6], [1, 0.25], [2, np.nan], [3, 0.15]]
+    np.testing.assert_array_equal(data.get_xydata(), [[0, 0.6], [1, 0.3], [2, 0.1]])
+    points = [[0, 0.7], [1, 0.15], [2, np.nan], [3, 0.15]]
     np.testing.assert_array_equal(first.get_xydata(), points)
     assert second.get_linestyle() == "--"
     band = ax.collections[0].get_paths()[0].vertices
-    np.testing.assert_allclose(band[band[:, 0] == 0, 1].max(), 0.62)
-    np.testing.assert_allclose(band[band[:, 0] == 0, 1].min(), 0.58)
+    np.testing.assert_allclose(band[band[:, 0] == 0, 1].max(), 0.72)
+    np.testing.assert_allclose(band[band[:, 0] == 0, 1].min(), 0.68)
     assert ax.get_ylim() == (0.1 / 4, 1.4)
 
 

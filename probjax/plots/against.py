@@ -140,7 +140,8 @@ def population_count(
     ax.fill_between(shown, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
     ax.plot(shown, line, color=color, linestyle=linestyle, label=label, zorder=2)
     ax.set_yscale("log")
-    ax.set_ylim(floor, 2 * max(observed.max(), expected.max()))
+    heights = np.concatenate([each.get_ydata() for each in ax.lines])
+    ax.set_ylim(floor, 2 * np.nanmax(heights))
     ax.locator_params(axis="x", integer=True)
     return finish(ax, "units that are on", "share of states")
 
