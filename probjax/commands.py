@@ -5,10 +5,12 @@ from argparse import Namespace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from probjax import families, plots, storage, tables
 from probjax.families import FAMILIES, Model
+from probjax.goodness import Comparison
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.local import PseudoLikelihood
@@ -20,11 +22,11 @@ _OBJECTIVES = {
     "pseudolikelihood": PseudoLikelihood,
     "likelihood": MaximumLikelihood,
 }
-_MATRICES = {
-    "ising": lambda params: ising.coupling_matrix(params),
-    "potts": lambda params: potts.contact_scores(params),
-    "hopfield": lambda params: params.weight,
-    "rbm": lambda params: params.weight,
+_COUPLINGS = {
+    "ising": lambda params: ("coupling", _pairs_alone(ising.coupling_matrix(params))),
+    "potts": lambda params: ("score", _pairs_alone(potts.contact_scores(params))),
+    "hopfield": lambda params: ("weight", _pairs_alone(params.weight)),
+    "rbm": lambda params: ("weight", params.weight),
 }
 
 
@@ -62,8 +64,7 @@ def fit(asked: Namespace) -> None:
         ("written", str(asked.out)),
     ]
     if asked.figures is not None:
-        matrix = _MATRICES[asked.model](model.params)
-        lines.append(("figure", _draw_couplings(asked.figures, matrix)))
+        lines.append(("figure", _draw_couplings(asked.figures, model)))
     _report(f"{asked.model} model of {asked.data.name}", lines)
     print(f"\nNext: probjax evaluate {asked.out} HELD_OUT_DATA")
 
@@ -199,21 +200,44 @@ def _report(title, lines):
         print(f"| {name} | {said} |")
 
 
-def _draw_couplings(folder: Path, matrix) -> str:
+def _draw_couplings(folder: Path, model: Model) -> str:
+    label, matrix = _COUPLINGS[model.family](model.params)
     figure, ax = _subplots()
-    plots.couplings(matrix, ax=ax)
+    plots.couplings(matrix, ax=ax, label=label)
+    if model.family == "rbm":
+        ax.set(xlabel="hidden unit", ylabel="visible unit", aspect="auto")
     return _saved(folder / "couplings.png", figure)
+
+
+def _pairs_alone(matrix) -> np.ndarray:
+    """Biases on the diagonal would outshine what is coupled."""
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
 def _draw_moments(folder: Path, key, model: Model, x: np.ndarray) -> str:
     num_states = FAMILIES[model.family].space(model.params).num_states
     drawn = families.draw(key, model, 10_000)
     figure, ax = _subplots()
-    plots.agreement(_pairs(x, num_states), _pairs(drawn, num_states), ax=ax)
-    ax.set_xlabel("frequency in the data")
-    ax.set_ylabel("frequency in 10,000 draws of the model")
-    ax.set_title("Pairs of letters at pairs of sites")
+    plots.comparison(_compared(x, drawn, num_states), ax=ax, label="a pair")
+    ax.set(xlabel="frequency in 10,000 draws of the model")
+    ax.set(ylabel="frequency in the data", title="Pairs of letters at pairs of sites")
+    ax.legend(frameon=False)
     return _saved(folder / "pairs.png", figure)
+
+
+def _compared(x: np.ndarray, drawn: np.ndarray, num_states: int) -> Comparison:
+    """As `goodness.compare` does, but for one row's pairs being a product of two."""
+    chains = families.NUM_CHAINS
+    seen = _pairs(x, num_states)
+    mean, square = np.zeros_like(seen), np.zeros_like(seen)
+    for chain in range(chains):
+        found = _pairs(drawn[chain::chains], num_states)
+        mean, square = mean + found / chains, square + found**2 / chains
+    noise = np.maximum(square - mean**2, 0) / (chains - 1)
+    of_row = (seen * (1 - seen) + mean * (1 - mean)) / 2
+    stderr = np.sqrt(of_row / len(x) + noise)
+    z = (seen - mean) / np.where(stderr > 0, stderr, 1)
+    return Comparison(*map(jnp.asarray, (seen, mean, stderr, z)))
 
 
 def _pairs(x: np.ndarray, num_states: int) -> np.ndarray:

@@ -68,8 +68,7 @@ def run(folder: Path) -> Path:
         for name, objective in objectives.items()
     ]
     _print_table(outcomes, float(_log_likelihood(truth, test)))
-    observed = np.corrcoef(np.asarray(train), rowvar=False)
-    path = _draw(folder, np.asarray(truth), observed, outcomes)
+    path = _draw(folder, np.asarray(truth), moments, outcomes)
     print(f"\nFigure: {path}")
     return path
 
@@ -138,28 +137,43 @@ def _print_table(outcomes, best):
     )
 
 
-def _draw(folder, truth, observed, outcomes):
+def _draw(folder, truth, moments, outcomes):
     pyplot = plots.load_pyplot()
     pyplot.switch_backend("Agg")
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
-    left, right = axes
-    rows, columns = np.nonzero(np.triu(truth, 1))
+    figure, axes = pyplot.subplots(
+        1, 3, figsize=(10, 3.5), layout="constrained", width_ratios=(1.1, 1, 1)
+    )
+    left, middle, right = axes
+    _draw_lattice(left, truth)
+    edges = np.nonzero(np.triu(truth, 1))
     pairs = np.triu_indices(len(truth), 1)
     styles = ((plots.BLUE, "o"), (plots.ORANGE, "^"))
     for found, (color, marker) in zip(outcomes, styles, strict=True):
         style = {"label": found.name, "color": color, "marker": marker}
-        learned = np.asarray(found.matrix)[rows, columns]
-        plots.agreement(truth[rows, columns], learned, ax=left, **style)
-        plots.agreement(observed[pairs], found.correlation[pairs], ax=right, **style)
-    left.set(xlabel="true coupling", ylabel="learned coupling", title="Couplings")
-    right.set(
-        xlabel="correlation in the data",
-        ylabel="correlation of the fitted model",
-        title="Correlations of all pairs",
-    )
-    left.legend(frameon=False)
+        learned, wanted = np.asarray(found.matrix), correlation(moments)
+        plots.agreement(truth[edges], learned[edges], ax=middle, **style)
+        both = wanted[pairs], found.correlation[pairs]
+        plots.agreement(*both, ax=right, size=3, **style)
+    middle.set(xlabel="true coupling", ylabel="learned coupling")
+    middle.set_title(f"Couplings, from {NUM_STATES:,} states")
+    middle.legend(frameon=False, handletextpad=0.2, borderaxespad=0)
+    right.set(xlabel="true correlation", ylabel="correlation of the learned model")
+    right.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    right.set_title(f"Correlations of all {len(pairs[0]):,} pairs")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spin-glass.png"
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return path.resolve()
+
+
+def _draw_lattice(ax, truth):
+    """The true couplings where they are, but for those around the torus."""
+    places = np.argwhere(np.ones(SHAPE))
+    apart = np.abs(places[:, None] - places[None]).sum(axis=2)
+    shown = np.where(apart == 1, truth, 0)
+    plots.graph(
+        shown, positions=places[:, ::-1] * (1, -1), ax=ax, label="true coupling"
+    )
+    rows, columns = SHAPE
+    ax.set_title(f"A spin glass of {rows} x {columns} units")

@@ -18,8 +18,8 @@ ROWS = [
 ]
 DIRECTIVE = re.compile(r"^::: (\S+)\n((?: .*\n)*)", re.MULTILINE)
 PACKAGES = [
-    *("annealing", "connectivity", "diagnostics", "exact", "natural", "samplers"),
-    *("models.hopfield", "models.rbm"),
+    *("annealing", "connectivity", "diagnostics", "exact", "natural", "plots"),
+    *("samplers", "models.hopfield", "models.rbm"),
 ]
 
 

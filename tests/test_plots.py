@@ -1,13 +1,23 @@
-import matplotlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from matplotlib import pyplot
 
-matplotlib.use("Agg")
+from probjax import hopfield, plots
+from probjax.annealing import Bracket, Estimate
+from probjax.goodness import Comparison
 
-from matplotlib import pyplot  # noqa: E402
 
-from probjax import hopfield, plots  # noqa: E402
-from probjax.goodness import Comparison  # noqa: E402
+def compared(observed, expected, stderr):
+    observed, expected, stderr = map(np.asarray, (observed, expected, stderr))
+    return Comparison(observed, expected, stderr, (observed - expected) / stderr)
+
+
+def side(log_weights, log_z=0.0, ess=1.0):
+    """What figures need of an `Annealed`."""
+    weights = np.asarray(log_weights, float)
+    return SimpleNamespace(log_weights=weights, log_z=log_z, ess=ess)
 
 
 def test_agreement_draws_every_entry_on_the_axes_given():
@@ -17,42 +27,227 @@ def test_agreement_draws_every_entry_on_the_axes_given():
     drawn = ax.collections[0].get_offsets()
     np.testing.assert_array_equal(drawn, np.stack([truth.ravel(), np.ones(4)], axis=1))
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 3])
-    pyplot.close()
 
 
-def test_comparison_draws_a_bar_of_one_standard_error_each_way():
+def test_the_line_of_equality_spans_the_truth_and_not_outliers():
+    ax = plots.agreement([-1.0, 2.0], [50.0, np.nan])
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[-1, -1], [2, 2]])
+
+
+def test_crosses_are_seen_and_dots_have_no_edge():
     _, ax = pyplot.subplots()
-    observed, expected = np.array([0.2, 0.5]), np.array([0.3, 0.4])
-    stderr = np.array([0.1, 0.05])
-    found = Comparison(observed, expected, stderr, (observed - expected) / stderr)
-    assert plots.comparison(found, ax=ax) is ax
-    points, bars = ax.collections
+    plots.agreement([0, 1], [0, 1], ax=ax, marker="x", size=9)
+    plots.agreement([0, 1], [0, 1], ax=ax)
+    crosses, dots = ax.collections
+    assert crosses.get_linewidths() == [1]
+    assert dots.get_linewidths() == [0]
+    assert crosses.get_sizes() == [9]
+
+
+def test_comparison_has_a_band_of_two_standard_errors_about_equality():
+    _, ax = pyplot.subplots()
+    observed, expected, stderr = [0.2, 0.5], [0.3, 0.4], np.array([0.1, 0.05])
+    found = compared(observed, expected, stderr)
+    assert plots.comparison(found, ax=ax, label="pairs", color=plots.ORANGE) is ax
+    plots.comparison(found, ax=ax, label="triples", marker="^")
+    band, points = ax.collections[:2]
     drawn = points.get_offsets()
     np.testing.assert_array_equal(drawn, np.stack([expected, observed], axis=1))
-    ends = np.stack([observed - stderr, observed + stderr], axis=1)
-    np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ends)
-    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.2, 0.5])
-    pyplot.close()
+    ends = np.stack([expected - 2 * stderr, expected + 2 * stderr], axis=1)
+    np.testing.assert_allclose([each[:, 1] for each in band.get_segments()], ends)
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.3, 0.4])
+    # The band is explained once.
+    said = ax.get_legend_handles_labels()[1]
+    assert sorted(said) == ["2 standard errors", "pairs", "triples"]
+
+
+def test_population_counts_are_shown_as_far_as_seen_or_expected():
+    _, ax = pyplot.subplots()
+    observed, expected = [0.6, 0.3, 0.1, 0, 0], [0.7, 0.15, 0, 0.15, 1e-4]
+    found = compared(observed, expected, np.full(5, 0.01))
+    assert plots.population_count(found, ax=ax, label="Ising") is ax
+    lower = found._replace(expected=np.array([0.5, 0.3, 0.2, 0, 0]))
+    assert plots.population_count(lower, ax=ax, label="alone", linestyle="--") is ax
+    data, first, second = ax.lines
+    np.testing.assert_array_equal(data.get_xydata(), [[0, 0.6], [1, 0.3], [2, 0.1]])
+    points = [[0, 0.7], [1, 0.15], [2, np.nan], [3, 0.15]]
+    np.testing.assert_array_equal(first.get_xydata(), points)
+    assert second.get_linestyle() == "--"
+    band = ax.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose(band[band[:, 0] == 0, 1].max(), 0.72)
+    np.testing.assert_allclose(band[band[:, 0] == 0, 1].min(), 0.68)
+    assert ax.get_ylim() == (0.1 / 4, 1.4)
+
+
+def test_estimates_are_ordered_by_the_truth_and_have_bars_of_two_errors():
+    truth, values = np.array([3.0, 1, 2]), np.array([2.5, 1.5, 2.7])
+    stderr = np.array([0.1, 0.2, np.inf])
+    ax = plots.estimates(values, stderr, truth=truth)
+    line, dots, ring = ax.lines
+    np.testing.assert_array_equal(line.get_ydata(), [1, 2, 3])
+    np.testing.assert_array_equal(dots.get_xydata(), [[0, 1.5], [2, 2.5]])
+    np.testing.assert_array_equal(ring.get_xydata(), [[1, 2.7]])
+    bars = ax.collections[0].get_segments()
+    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[1.1, 1.9], [2.3, 2.7]])
+
+
+def test_estimates_without_a_truth_are_in_their_own_order():
+    ax = plots.estimates([[2.0, -1], [0, 1]], np.ones((2, 2)))
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [-1, 0, 1, 2])
 
 
 def test_couplings_are_coloured_symmetrically_about_zero():
-    ax = plots.couplings(np.array([[0.0, -3.0], [-3.0, 1.0]]))
+    ax = plots.couplings(np.array([[np.nan, -3.0], [-3.0, 1.0]]), label="J")
     assert ax.images[0].get_clim() == (-3, 3)
-    pyplot.close()
+    assert ax.figure.axes[1].get_ylabel() == "J"
+    assert plots.couplings(np.zeros((2, 3))).images[0].get_clim() == (-1, 1)
+
+
+def test_a_graph_draws_the_strongest_on_top_and_widest():
+    _, ax = pyplot.subplots()
+    matrix = np.array([[9.0, 1, 0, -2], [1, 9, 0.5, 0], [0, 0.5, 9, 0], [-2, 0, 0, 9]])
+    places = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
+    names = list("abcd")
+    kept = {"positions": places, "strongest": 2, "names": names, "ax": ax}
+    assert plots.graph(matrix, **kept) is ax
+    lines, dots = ax.collections
+    np.testing.assert_array_equal(
+        lines.get_segments(), [[[0, 0], [1, 0]], [[0, 0], [0, 1]]]
+    )
+    np.testing.assert_array_equal(lines.get_array(), [1, -2])
+    assert lines.get_clim() == (-2, 2)
+    thin, wide = lines.get_linewidths()
+    assert thin < wide == 4
+    np.testing.assert_array_equal(dots.get_offsets(), places)
+    assert [text.get_text() for text in ax.texts] == names
+
+
+def test_a_graph_is_on_a_circle_from_the_top_if_nobody_says_where():
+    ax = plots.graph(np.ones((4, 4)))
+    circle = [[0, 1], [1, 0], [0, -1], [-1, 0]]
+    np.testing.assert_allclose(ax.collections[1].get_offsets(), circle, atol=1e-12)
+    assert len(ax.collections[0].get_segments()) == 6
+
+
+def test_nothing_coupled_is_no_line():
+    ax = plots.graph(np.eye(3))
+    assert len(ax.collections[0].get_segments()) == 0
+    ax.figure.canvas.draw()
+
+
+def test_weights_show_shares_of_particles_and_of_the_sum():
+    log_weights = [-4, -4, -4, 0] + 6 * [-np.inf]
+    total = 1 + 3 * np.exp(-4)
+    ax = plots.weights(side(log_weights, ess=2.3), label="ais")
+    particles, carried = (patch.get_data() for patch in ax.patches)
+    np.testing.assert_allclose(particles.values.sum(), 1)
+    np.testing.assert_allclose(carried.values.sum(), 1)
+    # What weighs nothing is shown at e^-20 of the mean, and the heaviest at the end.
+    np.testing.assert_allclose(particles.edges[[0, -1]], [-20, np.log(10 / total)])
+    np.testing.assert_allclose([particles.values[0], carried.values[0]], [0.6, 0])
+    last = [particles.values[-1], carried.values[-1]]
+    np.testing.assert_allclose(last, [0.1, 1 / total])
+    assert ax.patches[0].get_label() == "ais: ESS 2 of 10"
+
+
+def test_an_interval_is_a_row_with_both_sides():
+    _, ax = pyplot.subplots()
+    first = Bracket(2.0, 1.0, 3.0, side([0], log_z=1.5), side([0], log_z=2.5))
+    assert plots.interval(first, ax=ax, label="wide") is ax
+    upside_down = first._replace(lower=2.8, upper=2.2)
+    plots.interval(upside_down, ax=ax, label="wrong", color=plots.ORANGE)
+    ends, low, high, dashed = ax.lines[:4]
+    np.testing.assert_array_equal(ends.get_xdata(), [1, 3])
+    assert (low.get_xdata()[0], low.get_marker()) == (1.5, ">")
+    assert (high.get_xdata()[0], high.get_marker()) == (2.5, "<")
+    assert (ends.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert [text.get_text() for text in ax.texts] == ["the sides contradict"]
+    ax.figure.canvas.draw()
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["wide", "wrong"]
+    assert ax.get_ylim() == (1.5, -0.5)
+    said = ax.get_legend_handles_labels()[1]
+    assert said == ["from the base", "back from the target"]
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "ends", "style", "marker"),
+    [
+        (-3.5, -2.5, [-3.5, -2.5], "-", "o"),
+        (-3.5, np.nan, [-3.5, -3], "-", ">"),
+        (np.nan, np.nan, [-3.2, -2.8], ":", "o"),
+        (-2.5, -3.5, [-2.5, -3.5], "--", "o"),
+    ],
+)
+def test_an_interval_shows_which_sides_are_bounded(lower, upper, ends, style, marker):
+    ax = plots.interval(Estimate(-3.0, 0.1, lower, upper, np.zeros(1)))
+    line, mark = ax.lines
+    np.testing.assert_allclose(line.get_xdata(), ends)
+    assert line.get_linestyle() == style
+    assert (mark.get_xdata()[0], mark.get_marker()) == (-3, marker)
+    ax.figure.canvas.draw()
+
+
+def test_convergence_is_a_line_of_means_and_marks_of_repeats():
+    _, ax = pyplot.subplots()
+    errors = np.array([[1.0, 3], [0.5, 0.1]])
+    style = {"marker": "^", "linestyle": "--"}
+    assert plots.convergence([1, 10], errors, ax=ax, label="CD", **style) is ax
+    plots.convergence([1, 10], errors[:, 0], ax=ax)
+    mean, *repeats, other = ax.lines
+    np.testing.assert_allclose(mean.get_xydata(), [[1, 2], [10, 0.3]])
+    np.testing.assert_array_equal([each.get_ydata() for each in repeats], errors.T)
+    np.testing.assert_array_equal(other.get_ydata(), errors[:, 0])
+    assert (mean.get_marker(), mean.get_linestyle()) == ("^", "--")
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+
+
+def test_autocovariance_is_over_variance_and_against_its_cost():
+    draws = np.array([[0.0, 0, 3], [3, 0, 0]])[:, :, None].repeat(2, axis=2)
+    ax = plots.autocovariance(draws, cost=3.0, num_lags=3, label="chain")
+    curve = ax.lines[1]
+    np.testing.assert_allclose(
+        curve.get_xydata(), [[0, 1], [3, -1 / 6], [6, -1 / 3]], rtol=1e-6
+    )
+    # Both chains tell the same, so that there is no noise.
+    band = ax.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose(band[band[:, 0] == 3, 1], -1 / 6, rtol=1e-6)
+
+
+def test_autocovariance_ends_at_twice_where_it_comes_to_nothing():
+    wave = np.cos(2 * np.pi * np.arange(40) / 40)
+    ax = plots.autocovariance(np.stack([wave, 2 * wave + 1]))
+    lags = ax.lines[1].get_ydata()
+    first = int(np.flatnonzero(lags <= 0)[0])
+    assert len(lags) == 2 * first
+
+
+def test_the_band_of_autocovariance_is_the_noise_of_a_ratio():
+    draws = np.array([[0.0, 0, 3], [0, 6, 0]])
+    covariances = np.array([[2, -1 / 3, -2 / 3], [8, -16 / 3, 4 / 3]])
+    mean = covariances.mean(0) / 5
+    apart = (covariances - covariances[:, :1] * mean) / 5
+    noise = np.sqrt((apart**2).sum(0) / 2)
+    ax = plots.autocovariance(draws, num_lags=3)
+    band = ax.collections[0].get_paths()[0].vertices
+    for lag in range(3):
+        ends = band[band[:, 0] == lag, 1]
+        expected = mean[lag] + 2 * noise[lag] * np.array([-1, 1])
+        np.testing.assert_allclose([ends.min(), ends.max()], expected, atol=1e-6)
 
 
 def test_capacity_draws_the_share_of_patterns_against_their_number():
     _, ax = pyplot.subplots()
     found = hopfield.Capacity(np.array([2, 8]), np.array([1, 0.5]), np.array([1, 0]))
-    assert plots.capacity(found, ax=ax, label="flow", color=plots.GREY) is ax
+    style = {"color": plots.GREY, "marker": "s", "linestyle": "--"}
+    assert plots.capacity(found, ax=ax, label="flow", **style) is ax
     (line,) = ax.lines
     np.testing.assert_array_equal(line.get_xydata(), [[2, 1], [8, 0.5]])
     assert line.get_label() == "flow"
     assert line.get_color() == plots.GREY
+    assert (line.get_marker(), line.get_linestyle()) == ("s", "--")
     # Shares of 0 and of 1 are seen whole.
     assert ax.get_ylim()[0] < 0
     assert ax.get_ylim()[1] > 1
-    pyplot.close()
 
 
 def test_recovery_draws_exact_shares_against_flipped_bits():
@@ -64,7 +259,6 @@ def test_recovery_draws_exact_shares_against_flipped_bits():
     np.testing.assert_array_equal(line.get_xydata(), [[0, 1], [4, 0.25]])
     assert line.get_label() == "m = 2"
     assert line.get_marker() == "s"
-    pyplot.close()
 
 
 def shown(ax):
@@ -88,13 +282,11 @@ def test_receptive_fields_lie_row_by_row_each_with_its_own_contrast():
     np.testing.assert_allclose(shown(ax), expected)
     # Grey is zero for all.
     assert ax.images[0].get_clim() == (-1, 1)
-    pyplot.close()
 
 
 def test_receptive_fields_need_not_be_square():
     ax = plots.receptive_fields(np.ones((5, 6)), shape=(2, 3))
     assert shown(ax).shape == (2 * 3 + 1, 3 * 4 + 1)
-    pyplot.close()
 
 
 def test_images_are_white_where_nothing_is_and_black_at_one():
@@ -111,7 +303,6 @@ def test_images_are_white_where_nothing_is_and_black_at_one():
     np.testing.assert_allclose(shown(ax), expected)
     assert ax.images[0].get_clim() == (-1, 1)
     assert ax.images[0].get_cmap().name == "gray"
-    pyplot.close()
 
 
 def test_groupings_fall_in_strength_from_left_to_right():
@@ -122,7 +313,6 @@ def test_groupings_fall_in_strength_from_left_to_right():
     expected = [[1 * filters[1], 0.5 * filters[2]], [1 * filters[2], 0.25 * filters[0]]]
     np.testing.assert_allclose(tiles.reshape(2, 2, 4), expected)
     assert ax.images[0].get_clim() == (-1, 1)
-    pyplot.close()
 
 
 @pytest.mark.parametrize(
@@ -141,5 +331,32 @@ def test_groupings_fall_in_strength_from_left_to_right():
     ],
 )
 def test_what_is_no_set_of_images_is_not_drawn(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plots.agreement(np.ones(2), np.ones(3)), r"truth \(2,\), estimate"),
+        (lambda: plots.agreement([], []), "as many on both sides, and some"),
+        (lambda: plots.estimates(np.ones(2), np.ones(2), truth=[1]), r"truth \(1,\)"),
+        (
+            lambda: plots.population_count(compared([[1.0]], [[1.0]], [[1.0]])),
+            r"one share to a count: got shape \(1, 1\)",
+        ),
+        (lambda: plots.couplings(np.ones(3)), r"must be \(unit, unit\)"),
+        (lambda: plots.graph(np.triu(np.ones((2, 2)))), "symmetric"),
+        (lambda: plots.graph(np.ones((2, 2)), positions=np.ones(2)), r"\(2, 2\), one"),
+        (lambda: plots.graph(np.ones((2, 2)), strongest=0), "strongest must be"),
+        (lambda: plots.graph(np.ones((2, 2)), names="a"), "names must be 2"),
+        (lambda: plots.weights(side([-np.inf])), "but not all of them"),
+        (lambda: plots.weights(side([0, np.nan])), "finite or -inf"),
+        (lambda: plots.convergence([1, 2], np.ones(3)), r"\(point, repeat\)"),
+        (lambda: plots.autocovariance(np.ones((2, 5))), "finite and move"),
+        (lambda: plots.autocovariance(np.ones(5)), r"\(chain, draw, ...\)"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_a_sentence(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()

@@ -1,105 +1,12 @@
-"""Figures. Functions take `ax=`, draw on it and return it; matplotlib loads on call."""
+"""Sheets of images side by side: filters, what groups of them pool, and samples."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from probjax.goodness import Comparison
-from probjax.models import hopfield
+from probjax.plots.canvas import axes
 from probjax.types import ArrayLike, check_count
-
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
-
-
-def agreement(
-    truth: ArrayLike,
-    estimate: ArrayLike,
-    *,
-    ax: Any = None,
-    label: str | None = None,
-    color: str = BLUE,
-    marker: str = "o",
-) -> Any:
-    """Scatter `estimate` against `truth`, entry by entry, with the line of equality."""
-    ax = _axes(ax)
-    both = np.concatenate([np.ravel(truth), np.ravel(estimate)])
-    ends = np.array([both.min(), both.max()])
-    ax.plot(ends, ends, color=GREY, linewidth=0.8, zorder=0)
-    ax.scatter(
-        np.ravel(truth),
-        np.ravel(estimate),
-        s=14,
-        marker=marker,
-        color=color,
-        alpha=0.6,
-        linewidths=0,
-        label=label,
-    )
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
-def comparison(comparison: Comparison, *, ax: Any = None) -> Any:
-    """Observed against expected means, with standard errors and line of equality."""
-    ax = agreement(comparison.expected, comparison.observed, ax=ax)
-    ax.errorbar(
-        np.ravel(comparison.expected),
-        np.ravel(comparison.observed),
-        np.ravel(comparison.stderr),
-        fmt="none",
-        ecolor=BLUE,
-        elinewidth=0.8,
-        alpha=0.4,
-    )
-    ax.set_xlabel("expected")
-    ax.set_ylabel("observed")
-    return ax
-
-
-def couplings(matrix: ArrayLike, *, ax: Any = None, limit: float | None = None) -> Any:
-    """Show a coupling matrix in colours that are symmetric about zero."""
-    ax = _axes(ax)
-    largest = float(np.abs(np.asarray(matrix)).max()) if limit is None else limit
-    image = ax.imshow(matrix, cmap="RdBu_r", vmin=-largest, vmax=largest)
-    ax.figure.colorbar(image, ax=ax, shrink=0.8)
-    ax.set_xticks([])
-    ax.set_yticks([])
-    return ax
-
-
-def capacity(
-    found: hopfield.Capacity,
-    *,
-    ax: Any = None,
-    label: str | None = None,
-    color: str = BLUE,
-) -> Any:
-    """The share of random patterns stored against how many there were."""
-    ax = _axes(ax)
-    ax.plot(found.num_patterns, found.patterns, color=color, label=label)
-    return _shares(ax, "patterns to store", "share stored")
-
-
-def recovery(
-    found: hopfield.Recovery,
-    *,
-    ax: Any = None,
-    label: str | None = None,
-    color: str = BLUE,
-    marker: str = "o",
-) -> Any:
-    """The share of patterns recovered exactly against their flipped bits."""
-    ax = _axes(ax)
-    ax.plot(
-        found.num_flips,
-        found.exact,
-        color=color,
-        marker=marker,
-        markersize=3.5,
-        label=label,
-    )
-    return _shares(ax, "flipped bits", "share recovered exactly")
 
 
 def receptive_fields(
@@ -118,6 +25,10 @@ def receptive_fields(
         filters: one a row, `(filter, site)`.
         shape: rows and columns of pixels of each; square if None.
         columns: how many side by side; about as many as below each other if None.
+
+    >>> ax = receptive_fields(np.eye(6), shape=(2, 3), columns=6)
+    >>> ax.images[0].get_array().shape
+    (4, 25)
     """
     tiles = _filters(filters, shape)
     columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
@@ -143,6 +54,10 @@ def groupings(
         weights: one column a group, `(filter, group)`.
         shape: as for `receptive_fields`.
         columns: how many of a group's filters to show, at most.
+
+    >>> ax = groupings(np.eye(4), np.ones((4, 2)), columns=3)
+    >>> ax.images[0].get_array().shape
+    (7, 10)
     """
     tiles, weights = _filters(filters, shape), np.asarray(weights)
     check_count("columns", columns)
@@ -172,6 +87,10 @@ def images(
         rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
         shape: as for `receptive_fields`.
         columns: likewise.
+
+    >>> ax = images(np.zeros((9, 16)))
+    >>> ax.images[0].get_array().shape
+    (16, 16)
     """
     rows = np.asarray(rows)
     if rows.size and (rows.min() < 0 or rows.max() > 1):
@@ -214,7 +133,7 @@ def _normalised(rows):
 
 def _mosaic(tiles, columns, ax):
     """Images row by row, with a line of nothing, shown white, around each."""
-    ax = _axes(ax)
+    ax = axes(ax)
     count, height, width = tiles.shape
     framed = np.full((-(-count // columns) * columns, height + 1, width + 1), np.nan)
     framed[:count, 1:, 1:] = tiles
@@ -224,24 +143,3 @@ def _mosaic(tiles, columns, ax):
     ax.imshow(sheet, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
     ax.set_axis_off()
     return ax
-
-
-def _shares(ax, xlabel, ylabel):
-    ax.set_ylim(-0.03, 1.03)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
-def _axes(ax):
-    return load_pyplot().subplots(layout="constrained")[1] if ax is None else ax
-
-
-def load_pyplot() -> Any:
-    """Matplotlib's pyplot, or a sentence on how to get it."""
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
-    return pyplot
