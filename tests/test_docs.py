@@ -86,6 +86,17 @@ def test_every_page_of_the_reference_is_in_the_menu():
     assert set(re.findall(r": (\S+\.md)", menu)) == pages
 
 
+def test_every_name_of_the_reference_has_an_example():
+    for module, name in documented():
+        if not name.startswith("_"):
+            words = inspect.getdoc(pkgutil.resolve_name(f"{module}:{name}"))
+            assert ">>> " in words, f"{module}.{name}"
+
+
+def slug(title):
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+
+
 def test_links_lead_somewhere():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES.glob("*.md")]
     for page in pages:
@@ -93,6 +104,6 @@ def test_links_lead_somewhere():
             name, _, heading = link.partition("#")
             target = page.parent / name
             assert target.is_file(), f"{page.name} links to {link}"
-            titles = re.findall(r"^#+ (.*)", target.read_text(), re.M) if heading else []
-            slugs = [re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles]
-            assert heading in slugs or not heading, f"{page.name} links to {link}"
+            if heading:
+                titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+                assert heading in map(slug, titles), f"{page.name} links to {link}"

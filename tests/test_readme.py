@@ -1,7 +1,6 @@
 import re
 from pathlib import Path
 
-from matplotlib import pyplot
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -10,7 +9,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capsys):
     """What the code blocks of a document print, line by line."""
-    pyplot.switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PROBJAX_DATA", raising=False)
 
@@ -19,7 +17,6 @@ def printed(tmp_path, monkeypatch, capsys):
         blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         assert blocks
         exec("\n".join(blocks), {})
-        pyplot.close("all")
         return capsys.readouterr().out.splitlines()
 
     return run
