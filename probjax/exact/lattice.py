@@ -127,6 +127,11 @@ def kl(
     It is a difference of log Z, and known to the rounding of them: some 1e-5 nats of
     100 units in float32.
 
+    >>> fair, biased = jnp.zeros((4, 4)), jnp.log(3.0) * jnp.eye(4)
+    >>> found = kl(fair, biased, (2, 2))  # of 4 bits that are on in 1 case of 4
+    >>> bool(abs(found - 4 * jnp.log(4 / 3) / 2) < 1e-5)
+    True
+
     Args:
         truth: P, as for `moments`.
         matrix: Q, likewise.

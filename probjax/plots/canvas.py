@@ -16,7 +16,11 @@ BLACK, PALE = "#000000", "#D9D9D9"
 
 
 def load_pyplot() -> Any:
-    """Matplotlib's pyplot, or a sentence on how to get it."""
+    """Matplotlib's pyplot, or a sentence on how to get it.
+
+    >>> load_pyplot().__name__
+    'matplotlib.pyplot'
+    """
     try:
         from matplotlib import pyplot
     except ImportError as error:
