@@ -14,7 +14,7 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

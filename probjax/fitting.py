@@ -285,7 +285,7 @@ def _finish(plan, run, found):
 class ConvergenceWarning(UserWarning):
     """A fit ended before its gradient was small.
 
-    To be told of no such thing:
+    Where a fit is cut short on purpose, it can be told by `converged` instead:
 
     >>> from probjax import ScoreMatching
     >>> def energy(precision, x):

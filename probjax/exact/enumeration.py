@@ -127,8 +127,9 @@ def log_likelihood(
     """
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
-    if data.x.ndim != 2:
-        raise ValueError(f"data must be (row, site), got shape {data.x.shape}")
+    shape = jax.tree.map(jnp.shape, data.x)
+    if getattr(data.x, "ndim", None) != 2:
+        raise ValueError(f"data must be (row, site), got shape {shape}")
     x = letters(data.x, num_states=num_states)
     energies = jax.vmap(energy, (None, 0))(params, x)
     mean = jnp.average(energies, weights=data.weights)

@@ -136,6 +136,11 @@ def kl(
         truth: P, as for `moments`.
         matrix: Q, likewise.
     """
+    if np.shape(matrix) != np.shape(truth):
+        raise ValueError(
+            "truth and matrix must be of the same units, got shapes "
+            f"{np.shape(truth)} and {np.shape(matrix)}"
+        )
     away = jnp.asarray(matrix) - jnp.asarray(truth)
     log_ratio = log_z(matrix, shape, periodic=periodic) - log_z(
         truth, shape, periodic=periodic

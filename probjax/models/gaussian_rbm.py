@@ -215,8 +215,11 @@ def log_z(params: Params) -> Scalar:
 class BlockState(NamedTuple):
     """Where `BlockGibbs` is.
 
-    >>> BlockState(x=jnp.array([0.5, 2.0])).x.tolist()
-    [0.5, 2.0]
+    >>> from probjax import potential
+    >>> model = potential(energy, init(jax.random.key(0), 3, 2))
+    >>> state = BlockGibbs().init(jax.random.key(1), model, jnp.arange(3.0))
+    >>> state.x.tolist()
+    [0.0, 1.0, 2.0]
     """
 
     x: Float[Array, " visible"]

@@ -118,10 +118,11 @@ def whitened(
 
     >>> from probjax import exact, ising
     >>> from probjax.natural import energy_scores
-    >>> flat, states = ising.from_matrix([[0, 0], [0, 0]]), exact.states(2)
-    >>> chart = whitened(energy_scores(ising.energy), flat, states)
-    >>> float(jnp.abs(chart.forward(flat)).max())
-    0.0
+    >>> flat, away = (ising.from_matrix([[i, 0], [0, 0]]) for i in (0, 1))
+    >>> scores, states = energy_scores(ising.energy), exact.states(2)
+    >>> moved = whitened(scores, flat, states, damping=0.0).forward(away)
+    >>> bool(abs(moved @ moved - 0.25) < 1e-5)  # the variance of a fair bit
+    True
     """
     found = metric(scores, params, data, centred=centred)
     values, vectors = eigen(found)

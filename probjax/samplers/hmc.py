@@ -100,8 +100,7 @@ class HMCInfo(NamedTuple):
     energy: Scalar
     """E(x) + v'v / 2 where it ends, the momentum refreshed."""
     evaluations: Scalar
-    """How many leaps were evaluated, `num_steps` gradients each: one, and another where
-    `flip` had to know what lies behind."""
+    """How many leaps were evaluated: one, and another where `flip` looked behind."""
 
 
 class Choice(NamedTuple):
@@ -110,6 +109,8 @@ class Choice(NamedTuple):
     leap: Array
     flip: Array
     slice: Scalar
+    looked: Array | bool = False
+    """Whether the leap back was evaluated."""
 
 
 Flip = Callable[[Scalar, Scalar, Scalar, Callable[[Array], Scalar]], Choice]
@@ -153,7 +154,8 @@ def reduced_flip(
     there = jnp.exp(jnp.minimum(log_ratio, 0))
     leap = chance < there
     back = jnp.exp(jnp.minimum(backward(~leap), 0))
-    return Choice(leap, ~leap & (chance < jnp.maximum(back, there)), slice_)
+    flip = ~leap & (chance < jnp.maximum(back, there))
+    return Choice(leap, flip, slice_, looked=~leap)
 
 
 def slice_flip(
@@ -334,10 +336,7 @@ class HMC:
         after = leap(potential, before)
         log_ratio = _log_ratio(potential, before, after)
 
-        needs = []
-
         def backward(needed):
-            needs.append(needed.astype(kind))
             return lazily(_log_ratio_back, needed, leap, potential, before)
 
         choice = self.flip(chance, state.slice, log_ratio, backward)
@@ -349,7 +348,7 @@ class HMC:
             flip=choice.flip.astype(kind),
             diverged=(log_ratio < -DIVERGENT).astype(kind),
             energy=hamiltonian(potential, phase),
-            evaluations=sum(needs, jnp.ones((), kind)),
+            evaluations=1 + jnp.asarray(choice.looked, kind),
         )
         return HMCState(phase, choice.slice, state.age + 1), info
 

@@ -276,3 +276,5 @@ def test_log_likelihood_is_the_mean_of_the_table_under_the_weights():
         exact.log_likelihood(cubic, params, x)
     with pytest.raises(ValueError, match=r"data must be \(row, site\), got shape"):
         exact.log_likelihood(cubic, params, x[0])
+    with pytest.raises(ValueError, match=r"data must be \(row, site\), got shape \(\("):
+        exact.log_likelihood(cubic, params, (x, x))

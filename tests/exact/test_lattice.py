@@ -268,3 +268,5 @@ def test_divergence_is_that_of_the_tables(periodic, x64):
     tables = [exact.log_probs(quadratic, matrix, 12) for matrix in (first, second)]
     found = lattice.kl(first, second, (3, 4), periodic=periodic)
     np.testing.assert_allclose(found, exact.kl(*tables), rtol=1e-9)
+    with pytest.raises(ValueError, match="must be of the same units, got shapes"):
+        lattice.kl(first, second[:2, :2], (3, 4), periodic=periodic)
