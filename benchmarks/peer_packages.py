@@ -1,0 +1,99 @@
+"""The packages that probjax is set beside, and why one is not there.
+
+They are the dependency group `peers` of pyproject.toml, one requirement a package.
+`python -m benchmarks.peer_packages` installs them one by one: what does not install
+stops no other, and what pip said of it is kept in the environment. None may move jax.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import warnings
+from pathlib import Path
+from unittest import mock
+
+# By the name in the registry, what is imported.
+MODULES = {
+    "scikit-learn": "sklearn",
+    "blackjax": "blackjax",
+    "numpyro": "numpyro",
+    "tfp-nightly": "tensorflow_probability.substrates.jax",
+    "thrml": "thrml",
+    "netket": "netket",
+    "coniii": "coniii",
+}
+HELD = ("jax", "jaxlib")
+REFUSED = Path(sys.prefix) / "peers_refused.json"
+LONGEST = 120
+# Imported as it comes, netket turns all of JAX to float64.
+AS_THEY_COME_EXCEPT = {"NETKET_ENABLE_X64": "0"}
+
+
+def install(requirements: list[str]) -> dict[str, str]:
+    """Why those were refused that were, by package."""
+    refused = {}
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder) / "held.txt"
+        pins = (f"{name}=={importlib.metadata.version(name)}\n" for name in HELD)
+        held.write_text("".join(pins))
+        for requirement in requirements:
+            command = [sys.executable, "-m", "pip", "install", "--quiet"]
+            command += ["--constraint", str(held), requirement]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                name = re.split(r"[<>=!~\[ ]", requirement)[0]
+                refused[name] = gist(done.stderr)
+                print(f"{name} does not install: {refused[name]}", flush=True)
+    return refused
+
+
+def gist(said: str) -> str:
+    """The last line that names an error, without places and addresses."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"\w+Error: ", line)]
+    marked = [line for line in lines if line.lower().startswith("error")]
+    last = (named or marked or lines or ["no word of why"])[-1]
+    last = re.sub(r"https?://\S+|(?<!\w)(/[\w.+-]+){2,}/?", "...", last)
+    return last if len(last) <= LONGEST else last[: LONGEST - 3] + "..."
+
+
+def why_missing(package: str) -> str:
+    """Why a package cannot be imported; empty if it can."""
+    try:
+        with warnings.catch_warnings(), mock.patch.dict(os.environ, AS_THEY_COME_EXCEPT):
+            warnings.simplefilter("ignore")
+            importlib.import_module(MODULES[package])
+    except ModuleNotFoundError as missing:
+        refused = json.loads(REFUSED.read_text()) if REFUSED.exists() else {}
+        if package in refused:
+            return f"does not install: {refused[package]}"
+        return f"not installed: {gist(str(missing))}"
+    except Exception as error:  # noqa: BLE001
+        return f"not importable: {gist(f'{type(error).__name__}: {error}')}"
+    return ""
+
+
+def version(package: str) -> str:
+    """The version that is installed."""
+    return importlib.metadata.version(package)
+
+
+def imported() -> dict[str, str]:
+    """The versions of the packages that this process has imported."""
+    return {name: version(name) for name, part in MODULES.items() if part in sys.modules}
+
+
+def main() -> None:
+    root = Path(__file__).parent.parent
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
+    REFUSED.write_text(json.dumps(install(groups["peers"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()
