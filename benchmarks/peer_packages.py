@@ -66,7 +66,10 @@ def gist(said: str) -> str:
 def why_missing(package: str) -> str:
     """Why a package cannot be imported; empty if it can."""
     try:
-        with warnings.catch_warnings(), mock.patch.dict(os.environ, AS_THEY_COME_EXCEPT):
+        with (
+            warnings.catch_warnings(),
+            mock.patch.dict(os.environ, AS_THEY_COME_EXCEPT),
+        ):
             warnings.simplefilter("ignore")
             importlib.import_module(MODULES[package])
     except ModuleNotFoundError as missing:
@@ -86,7 +89,9 @@ def version(package: str) -> str:
 
 def imported() -> dict[str, str]:
     """The versions of the packages that this process has imported."""
-    return {name: version(name) for name, part in MODULES.items() if part in sys.modules}
+    return {
+        name: version(name) for name, part in MODULES.items() if part in sys.modules
+    }
 
 
 def main() -> None:

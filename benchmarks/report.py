@@ -51,7 +51,9 @@ def section(record: dict[str, Any]) -> str:
 def table(given: dict[str, Any]) -> str:
     """A table with its title above and its note below."""
     rows = given["rows"]
-    written = grid(tuple(rows[0]), [tuple(row.values()) for row in rows]) if rows else ""
+    written = (
+        grid(tuple(rows[0]), [tuple(row.values()) for row in rows]) if rows else ""
+    )
     return "\n\n".join(filter(None, [f"### {given['title']}", written, given["note"]]))
 
 

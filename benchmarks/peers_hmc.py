@@ -1,0 +1,238 @@
+"""Hamiltonian Monte Carlo on a Gaussian of condition 1e4, 100 dimensions.
+
+Standard deviations are spaced evenly in logarithm from 1 to 100. All chains start from
+exact draws and have leapfrog steps of 1 and no metric: nothing is adapted, so that what
+is compared are the kernels. Those that draw momentum anew leap 150 steps, about a
+quarter of the widest period, which suits them best; those that keep it leap 10, or 1.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import lookahead
+from benchmarks.harness import Options, Table
+from benchmarks.hmc_flips import correlation
+from benchmarks.lookahead import NUM_STEPS, STEP, Target
+from benchmarks.side_by_side import OURS, Job, Judged, Program, side_by_side
+from probjax import HMC, Momentum, sample
+from probjax.samplers import standard_flip
+
+FAR = 150
+# About what a path of NUTS takes.
+LONG = 255
+TARGET = "Gaussian, 100-d, condition 1e4"
+
+
+class Drawn(NamedTuple):
+    """What a turn came to."""
+
+    x: Any
+    """`(chain, draw, n)`"""
+    gradients: Any
+    """How many a chain had from a draw to the next, in the mean."""
+
+
+def run(options: Options) -> Iterator[Table]:
+    num_chains, budget = (40, 8000) if options.quick else (100, 60_000)
+    target = lookahead.targets()[TARGET]
+    x = target.exact(num_chains)
+    programs = [*of_ours(target, x, budget), *of_blackjax(target, x, budget)]
+    programs += of_numpyro(target, x, budget)
+    num_turns = 1 if options.quick else 3
+    yield side_by_side(job(target, num_chains, budget), programs, num_turns)
+
+
+def job(target: Target, num_chains: int, budget: int) -> Job:
+    def judge(found: list[Drawn], seconds: float) -> Judged:
+        worst = [effective(target, np.asarray(turn.x)) for turn in found]
+        spent = [
+            turn.x.shape[0] * turn.x.shape[1] * float(turn.gradients) for turn in found
+        ]
+        share = np.divide(worst, spent)
+        error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
+        off, off_error = lookahead.energy_off(
+            target, np.concatenate([np.asarray(turn.x) for turn in found])
+        )
+        amount = float(np.mean(worst))
+        cells = (
+            amount / seconds,
+            1e6 * float(np.mean(share)),
+            1e6 * error,
+            off / off_error,
+        )
+        return Judged(amount, cells)
+
+    return Job(
+        f"{TARGET}: {num_chains} chains of about {budget:,} gradients",
+        "time per effective draw, of the first",
+        (
+            "effective draws a second",
+            "per million gradients",
+            "+-",
+            "z of the energy",
+        ),
+        judge,
+        "Effective draws: of the slowest among all x_i and x_i^2, as paths of one "
+        "length may miss the one or the other. Gradients are those that a chain needs; "
+        "in a batch, NUTS goes on until the longest path is done, which seconds count. "
+        "z: the mean energy less the exact one in standard errors.",
+    )
+
+
+def effective(target: Target, x: np.ndarray) -> float:
+    """Of the slowest of x_i and x_i^2, all with means that are known."""
+    scaled = x / np.sqrt(np.asarray(target.params))
+    times = [
+        correlation(watched[..., i]).time
+        for watched in (scaled, scaled**2 - 1)
+        for i in range(x.shape[2])
+    ]
+    return float(x.shape[0] * x.shape[1] / np.max(times))
+
+
+def of_ours(target: Target, x: jax.Array, budget: int) -> list[Program]:
+    known = lookahead.samplers()
+    kept = f"{NUM_STEPS} steps of {STEP:g}, {lookahead.REPLACED:g} of momentum replaced"
+    fresh = HMC(STEP, num_steps=FAR, momentum=Momentum(0.0), flip=standard_flip)
+    samplers = {
+        "probjax HMC, slice flips": (known["slice"], NUM_STEPS, kept),
+        "probjax HMC, reduced flips": (known["reduced"], NUM_STEPS, kept),
+        "probjax look-ahead 4": (known["look-ahead 4"], NUM_STEPS, kept),
+        "probjax HMC": (fresh, FAR, f"{FAR} steps of {STEP:g}, fresh momentum"),
+    }
+    return [
+        Program(name, OURS, partial(ours, target, x, sampler, steps, budget), settings)
+        for name, (sampler, steps, settings) in samplers.items()
+    ]
+
+
+def ours(target: Target, x: jax.Array, sampler: Any, steps: int, budget: int):
+    thin = max(1, target.gradients // steps)
+    go = partial(sample, energy=target.energy, params=target.params, x=x)
+    # Only single steps tell how many leaps a chain needed.
+    info = go(jax.random.key(0), sampler=sampler, num_draws=50).info
+    spent = thin * steps * lookahead.leaps_made(sampler, info)[0]
+
+    def call(turn):
+        count = budget // (thin * steps)
+        key = jax.random.key(turn)
+        draws = go(key, sampler=sampler, num_draws=count, thin=thin)
+        return Drawn(draws.x, spent)
+
+    return call
+
+
+def of_blackjax(target: Target, x: jax.Array, budget: int) -> list[Program]:
+    @cache
+    def known():
+        return lookahead.peers(target, x)
+
+    def far():
+        make = known()["blackjax HMC"].make
+        return lookahead.Peer(partial(make, num_integration_steps=FAR), 1)
+
+    replaced = f"{lookahead.REPLACED:g} of momentum replaced in {NUM_STEPS} steps"
+    made = {
+        "HMC": (far, FAR, f"{FAR} steps of {STEP:g}, fresh momentum"),
+        "GHMC": (None, target.gradients, f"single steps of {STEP:g}, {replaced}"),
+        "NUTS": (None, LONG, f"steps of {STEP:g}, fresh momentum"),
+        "MCLMC": (None, target.gradients, "step and length of its own tuning"),
+    }
+    return [
+        Program(
+            f"blackjax {name}",
+            "blackjax",
+            partial(
+                by_blackjax,
+                target,
+                x,
+                get or (lambda name=name: known()[f"blackjax {name}"]),
+                budget // gradients,
+            ),
+            settings,
+        )
+        for name, (get, gradients, settings) in made.items()
+    ]
+
+
+def by_blackjax(
+    target: Target, x: jax.Array, get: Callable[[], lookahead.Peer], num_draws: int
+):
+    peer = get()
+    algorithm = peer.make(lambda x: -target.energy(target.params, x))
+    go_on = lookahead.peer_steps(algorithm.step, num_draws, peer.thin)
+    keys = jax.random.split(jax.random.key(4), len(x))
+    begun = jax.jit(jax.vmap(algorithm.init))(x, keys)
+
+    def call(turn):
+        _, draws, alone, _ = go_on(jax.random.key(turn), begun)
+        return Drawn(jnp.swapaxes(draws, 0, 1), alone / num_draws)
+
+    return call
+
+
+def of_numpyro(target: Target, x: jax.Array, budget: int) -> list[Program]:
+    return [
+        Program(
+            "numpyro HMC",
+            "numpyro",
+            partial(by_numpyro, target, x, far_hmc, budget // FAR),
+            f"{FAR} steps of {STEP:g}, fresh momentum",
+        ),
+        Program(
+            "numpyro NUTS",
+            "numpyro",
+            partial(by_numpyro, target, x, nuts, budget // LONG),
+            f"steps of {STEP:g}, fresh momentum",
+        ),
+    ]
+
+
+def by_numpyro(target: Target, x: jax.Array, make: Callable[..., Any], num_draws: int):
+    from numpyro.infer import MCMC
+
+    run = MCMC(
+        make(partial(target.energy, target.params)),
+        num_warmup=0,
+        num_samples=num_draws,
+        num_chains=len(x),
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+
+    def call(turn):
+        key = jax.random.key(turn)
+        run.run(key, init_params=x, extra_fields=("num_steps",))
+        spent = run.get_extra_fields()["num_steps"].mean()
+        return Drawn(run.get_samples(group_by_chain=True), spent)
+
+    return call
+
+
+def far_hmc(energy: Callable[..., Any]):
+    from numpyro.infer import HMC as TheirHMC
+
+    return TheirHMC(
+        potential_fn=energy,
+        step_size=STEP,
+        num_steps=FAR,
+        trajectory_length=None,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
+
+
+def nuts(energy: Callable[..., Any]):
+    from numpyro.infer import NUTS
+
+    return NUTS(
+        potential_fn=energy,
+        step_size=STEP,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
