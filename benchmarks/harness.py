@@ -115,7 +115,7 @@ def show(table: Table) -> None:
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence]) -> str:
     """A table in Markdown, its columns as wide as what is in them."""
-    cells = [tuple(columns), *(tuple(map(_written, row)) for row in rows)]
+    cells = [tuple(map(_written, row)) for row in (columns, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     lines = [
         " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells
@@ -127,7 +127,8 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence]) -> str:
 def _written(value):
     if isinstance(value, (float, np.floating, jax.Array)):
         return f"{float(value):.4g}"
-    return str(value)
+    # A bar would end the cell.
+    return str(value).replace("|", "\\|")
 
 
 def write_json(path: Path, name: str, options: Options, tables: list[Table]) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import tomllib
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 # By the name in the registry, what is imported.
@@ -35,21 +36,31 @@ LONGEST = 120
 AS_THEY_COME_EXCEPT = {"NETKET_ENABLE_X64": "0"}
 
 
-def install(requirements: list[str]) -> dict[str, str]:
+def requirements(path: Path) -> list[str]:
+    """Of the group `peers` in a pyproject.toml."""
+    return tomllib.loads(path.read_text())["dependency-groups"]["peers"]
+
+
+def name(requirement: str) -> str:
+    """The package that a requirement is of."""
+    return re.split(r"[<>=!~\[ ]", requirement)[0]
+
+
+def install(asked: list[str]) -> dict[str, str]:
     """Why those were refused that were, by package."""
     refused = {}
     with tempfile.TemporaryDirectory() as folder:
-        held = Path(folder) / "held.txt"
-        pins = (f"{name}=={importlib.metadata.version(name)}\n" for name in HELD)
-        held.write_text("".join(pins))
-        for requirement in requirements:
+        constraint = Path(folder) / "held.txt"
+        pins = (f"{held}=={version(held)}\n" for held in HELD)
+        constraint.write_text("".join(pins))
+        for requirement in asked:
             command = [sys.executable, "-m", "pip", "install", "--quiet"]
-            command += ["--constraint", str(held), requirement]
+            command += ["--constraint", str(constraint), requirement]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
-                name = re.split(r"[<>=!~\[ ]", requirement)[0]
-                refused[name] = gist(done.stderr)
-                print(f"{name} does not install: {refused[name]}", flush=True)
+                package = name(requirement)
+                refused[package] = gist(done.stderr)
+                print(f"{package} does not install: {refused[package]}", flush=True)
     return refused
 
 
@@ -63,15 +74,17 @@ def gist(said: str) -> str:
     return last if len(last) <= LONGEST else last[: LONGEST - 3] + "..."
 
 
+def load(package: str) -> Any:
+    """What is imported of a package, of which no types are known."""
+    with warnings.catch_warnings(), mock.patch.dict(os.environ, AS_THEY_COME_EXCEPT):
+        warnings.simplefilter("ignore")
+        return importlib.import_module(MODULES[package])
+
+
 def why_missing(package: str) -> str:
     """Why a package cannot be imported; empty if it can."""
     try:
-        with (
-            warnings.catch_warnings(),
-            mock.patch.dict(os.environ, AS_THEY_COME_EXCEPT),
-        ):
-            warnings.simplefilter("ignore")
-            importlib.import_module(MODULES[package])
+        load(package)
     except ModuleNotFoundError as missing:
         refused = json.loads(REFUSED.read_text()) if REFUSED.exists() else {}
         if package in refused:
@@ -95,9 +108,8 @@ def imported() -> dict[str, str]:
 
 
 def main() -> None:
-    root = Path(__file__).parent.parent
-    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
-    REFUSED.write_text(json.dumps(install(groups["peers"])) + "\n")
+    asked = requirements(Path(__file__).parent.parent / "pyproject.toml")
+    REFUSED.write_text(json.dumps(install(asked)) + "\n")
 
 
 if __name__ == "__main__":

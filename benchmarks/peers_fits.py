@@ -31,6 +31,7 @@ from benchmarks.ising_fits import (
 )
 from benchmarks.ising_speed import regression, shared_out
 from benchmarks.mpf_cost import error, read
+from benchmarks.peer_packages import load
 from benchmarks.peers_states import Lattice, thrml_lattice
 from benchmarks.side_by_side import OURS, Job, Judged, Program, side_by_side
 from probjax import exact, ising
@@ -70,14 +71,16 @@ class Torus(NamedTuple):
         """Of couplings on the lattice: their error and KL(truth || learned)."""
         away = matrix - self.truth
         log_z = partial(exact.lattice.log_z, shape=self.shape, periodic=True)
-        second = exact.lattice.moments(self.truth, self.shape, periodic=True).second
+        second = exact.lattice.moments(
+            jnp.asarray(self.truth), self.shape, periodic=True
+        ).second
         gained = log_z(jnp.asarray(matrix)) - log_z(jnp.asarray(self.truth))
         return float(np.mean(away**2)), float(np.sum(away * second) + gained)
 
     def by_weights(self, matrix: np.ndarray) -> tuple[float, float | str]:
         """The same of couplings of all pairs, from the fresh states."""
         away, x = matrix - self.truth, np.asarray(self.fresh, float)
-        _, gained, effective = ising_lattice.weighed(self, away)
+        _, gained, effective = ising_lattice.weighed(self.fresh, away)
         wrong = float(np.mean(away**2))
         if effective < ising_lattice.FEWEST_EFFECTIVE:
             return wrong, "too far to weigh"
@@ -174,10 +177,10 @@ def job(title: str, given: Problem) -> Job:
         judge,
         "Error in J: mean square over all entries, biases too. KL(truth || learned): "
         "exact where the lattice is known; of all pairs by weights of as many fresh "
-        "exact states. Seconds after compiling. scikit-learn is at its best, in float32 "
-        "with one thread a regression and as many at a time as there are cores; its "
-        "own threads wait for each other, see `ising-speed`. thrml learns where colours "
-        "are few: of units that are all coupled each is a block, compiled apart.",
+        "exact states. Seconds after compiling. scikit-learn is at its best, in "
+        "float32, one thread a regression and as many at a time as there are cores: "
+        "its own threads wait for each other, see `ising-speed`. thrml is asked where "
+        "colours are few: of units all coupled each is a block, compiled apart.",
     )
 
 
@@ -246,16 +249,14 @@ def contrast(x: np.ndarray, edges: ising.Edges, num_steps: int):
 
 
 def thrml_contrast(x: np.ndarray, edges: ising.Edges, num_steps: int):
-    from thrml import Block, SamplingSchedule
-    from thrml.models import IsingTrainingSpec, estimate_kl_grad
-
+    thrml = load("thrml")
     lattice = thrml_lattice(edges, x.shape[1])
-    rows, once = jnp.asarray(x, bool), SamplingSchedule(NUM_MOVES, 1, 1)
+    rows, once = jnp.asarray(x, bool), thrml.SamplingSchedule(NUM_MOVES, 1, 1)
 
     def gradient(key, params, batch):
-        spec = IsingTrainingSpec(
+        spec = thrml.models.IsingTrainingSpec(
             lattice.model(*params),
-            [Block(lattice.nodes)],
+            [thrml.Block(lattice.nodes)],
             [],
             [],
             lattice.blocks,
@@ -263,7 +264,7 @@ def thrml_contrast(x: np.ndarray, edges: ising.Edges, num_steps: int):
             once,
         )
         begun = [batch[:, sites] for sites in lattice.sites]
-        return estimate_kl_grad(
+        return thrml.models.estimate_kl_grad(
             key, spec, lattice.nodes, lattice.edges, [batch], [], [], begun
         )[:2]
 

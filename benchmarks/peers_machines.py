@@ -46,7 +46,8 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     """Rows to learn from and the rest."""
     from sklearn.datasets import load_digits
 
-    x = (load_digits().data > 7.5).astype(np.float32)
+    grey = np.asarray(load_digits(return_X_y=True)[0])
+    x = (grey > 7.5).astype(np.float32)
     x = x[np.random.default_rng(0).permutation(len(x))]
     return x[:NUM_TRAIN], x[NUM_TRAIN:]
 
