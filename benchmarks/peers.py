@@ -26,7 +26,8 @@ JOBS = {
     "thrml": "draws states of sparse Ising models, and learns them by CD",
     "netket": "draws states of an Ising model taken for a squared wavefunction; its "
     "natural gradient minimises energies of operators and learns from no data",
-    "coniii": "learns Ising models by pseudolikelihood",
+    "coniii": "learns Ising models by pseudolikelihood and MPF; its setup imports all "
+    "of it, and with SciPy at hand stops at scipy.exp, which is gone",
 }
 
 

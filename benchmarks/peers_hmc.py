@@ -39,12 +39,12 @@ class Drawn(NamedTuple):
 
 
 def run(options: Options) -> Iterator[Table]:
-    num_chains, budget = (20, 40_000) if options.quick else (100, 80_000)
+    num_chains, budget = (20, 40_000) if options.quick else (100, 40_000)
     target = lookahead.targets()[TARGET]
     x = target.exact(num_chains)
     programs = [*of_ours(target, x, budget), *of_blackjax(target, x, budget)]
     programs += of_numpyro(target, x, budget)
-    num_turns = 1 if options.quick else 3
+    num_turns = 1 if options.quick else 2
     yield side_by_side(job(target, num_chains, budget), programs, num_turns)
 
 

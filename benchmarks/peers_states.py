@@ -40,7 +40,7 @@ class Lattice(NamedTuple):
 
 
 def run(options: Options) -> Iterator[Table]:
-    num_draws = 200 if options.quick else 2000
+    num_draws = 100 if options.quick else 1000
     matrix = exact.lattice.spin_glass(jax.random.key(3), SHAPE, variance=VARIANCE)
     truth = exact.lattice.moments(matrix, SHAPE, periodic=True)
     sweep = f"{NUM_CHAINS} chains, {NUM_WARMUP} sweeps of warm-up, every sweep kept"
@@ -70,7 +70,7 @@ def run(options: Options) -> Iterator[Table]:
             f"{sweep}; {SIZE} flips of sites picked at random a sweep",
         ),
     ]
-    yield side_by_side(job(truth, num_draws), programs, 2 if options.quick else 5)
+    yield side_by_side(job(truth, num_draws), programs, 2 if options.quick else 3)
 
 
 def job(truth: exact.Moments, num_draws: int) -> Job:
