@@ -106,10 +106,10 @@ def of_ours(target: Target, x: jax.Array, budget: int) -> list[Program]:
     kept = f"{NUM_STEPS} steps of {STEP:g}, {lookahead.REPLACED:g} of momentum replaced"
     fresh = HMC(STEP, num_steps=FAR, momentum=Momentum(0.0), flip=standard_flip)
     samplers = {
+        "probjax HMC": (fresh, FAR, f"{FAR} steps of {STEP:g}, fresh momentum"),
         "probjax HMC, slice flips": (known["slice"], NUM_STEPS, kept),
         "probjax HMC, reduced flips": (known["reduced"], NUM_STEPS, kept),
         "probjax look-ahead 4": (known["look-ahead 4"], NUM_STEPS, kept),
-        "probjax HMC": (fresh, FAR, f"{FAR} steps of {STEP:g}, fresh momentum"),
     }
     return [
         Program(name, OURS, partial(ours, target, x, sampler, steps, budget), settings)
