@@ -7,7 +7,7 @@ quarter of the widest period, which suits them best; those that keep it leap 10,
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import lookahead
 from benchmarks.harness import Options, Table
 from benchmarks.hmc_flips import correlation
-from benchmarks.lookahead import NUM_STEPS, STEP, Target
+from benchmarks.lookahead import NUM_STEPS, STEP, Peer, Target
 from benchmarks.peer_packages import load
 from benchmarks.side_by_side import OURS, Job, Judged, Program, side_by_side
 from probjax import HMC, Momentum, sample
@@ -26,6 +26,8 @@ from probjax.samplers import standard_flip
 FAR = 150
 # About what a path of NUTS takes.
 LONG = 255
+# Steps of which each is a step of the loop over all chains.
+LONG_IN_BATCHES = ("blackjax GHMC", "blackjax MCLMC")
 TARGET = "Gaussian, 100-d, condition 1e4"
 
 
@@ -44,6 +46,8 @@ def run(options: Options) -> Iterator[Table]:
     x = target.exact(num_chains)
     programs = [*of_ours(target, x, budget), *of_blackjax(target, x, budget)]
     programs += of_numpyro(target, x, budget)
+    if options.quick:
+        programs = [each for each in programs if each.name not in LONG_IN_BATCHES]
     num_turns = 1 if options.quick else 2
     yield side_by_side(job(target, num_chains, budget), programs, num_turns)
 
@@ -134,41 +138,39 @@ def ours(target: Target, x: jax.Array, sampler: Any, steps: int, budget: int):
 
 
 def of_blackjax(target: Target, x: jax.Array, budget: int) -> list[Program]:
-    @cache
-    def known():
-        return lookahead.peers(target, x)
+    def known(name):
+        return lookahead.untuned_peers(target, x)[f"blackjax {name}"]
 
     def far():
-        make = known()["blackjax HMC"].make
-        return lookahead.Peer(partial(make, num_integration_steps=FAR), 1)
+        return Peer(partial(known("HMC").make, num_integration_steps=FAR), 1)
 
-    replaced = f"{lookahead.REPLACED:g} of momentum replaced in {NUM_STEPS} steps"
+    replaced = f"{lookahead.REPLACED:g} of momentum replaced in {NUM_STEPS}"
     made = {
         "HMC": (far, FAR, f"{FAR} steps of {STEP:g}, fresh momentum"),
-        "GHMC": (None, target.gradients, f"single steps of {STEP:g}, {replaced}"),
-        "NUTS": (None, LONG, f"steps of {STEP:g}, fresh momentum"),
-        "MCLMC": (None, target.gradients, "step and length of its own tuning"),
+        "NUTS": (partial(known, "NUTS"), LONG, f"steps of {STEP:g}, fresh momentum"),
+        "GHMC": (
+            partial(known, "GHMC"),
+            target.gradients,
+            f"single steps of {STEP:g}, {replaced}",
+        ),
+        "MCLMC": (
+            partial(lookahead.mclmc, target, x),
+            target.gradients,
+            "step and length of its own tuning, 2 gradients a step",
+        ),
     }
     return [
         Program(
             f"blackjax {name}",
             "blackjax",
-            partial(
-                by_blackjax,
-                target,
-                x,
-                get or (lambda name=name: known()[f"blackjax {name}"]),
-                budget // gradients,
-            ),
+            partial(by_blackjax, target, x, get, budget // gradients),
             settings,
         )
         for name, (get, gradients, settings) in made.items()
     ]
 
 
-def by_blackjax(
-    target: Target, x: jax.Array, get: Callable[[], lookahead.Peer], num_draws: int
-):
+def by_blackjax(target: Target, x: jax.Array, get: Callable[[], Peer], num_draws: int):
     peer = get()
     algorithm = peer.make(lambda x: -target.energy(target.params, x))
     go_on = lookahead.peer_steps(algorithm.step, num_draws, peer.thin)
