@@ -90,7 +90,7 @@ def why_missing(package: str) -> str:
         if package in refused:
             return f"does not install: {refused[package]}"
         return f"not installed: {gist(str(missing))}"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return f"not importable: {gist(f'{type(error).__name__}: {error}')}"
     return ""
 

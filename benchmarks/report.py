@@ -17,10 +17,10 @@ HEAD = """\
 # Results
 
 Figures of `python -m benchmarks NAME`, as they were measured. This page is written from
-the files in `results/` by `make bench`, which measures one of them anew (`NAME=peers`
-unless told); it is not edited by hand. Seconds are of the machine that measured them:
-read the ratios. Those of times are a program's over that of the first row, so above 1
-the first is faster.
+the files in `results/` by `make bench`, which first measures one of them anew (`peers`,
+unless `NAME` says another); it is not edited by hand. Seconds are of the machine that
+measured them, on which other work may have been about: read the ratios. In `peers` a
+ratio is a program's over that of the first row, so above 1 the first is better.
 """
 
 

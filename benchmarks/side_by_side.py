@@ -97,7 +97,7 @@ def prepared(programs: list[Program]) -> tuple[Calls, dict[str, str]]:
             continue
         try:
             calls[program.name] = program.prepare()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             failed[program.name] = failure(error)
     return calls, failed
 
@@ -114,7 +114,7 @@ def in_turns(calls: Calls, num_turns: int) -> dict[str, Done | str]:
             begun = time.perf_counter()
             try:
                 found[name].append(jax.block_until_ready(call(turn)))
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 failed[name] = failure(error)
             seconds[name].append(time.perf_counter() - begun)
     return {
