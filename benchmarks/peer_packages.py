@@ -96,8 +96,11 @@ def why_missing(package: str) -> str:
 
 
 def version(package: str) -> str:
-    """The version that is installed."""
-    return importlib.metadata.version(package)
+    """The version that is installed, by this name or, of the same module, another."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(load(package), "__version__", "of no version"))
 
 
 def imported() -> dict[str, str]:

@@ -30,14 +30,13 @@ from benchmarks.ising_fits import (
     slowing,
 )
 from benchmarks.ising_speed import regression, shared_out
-from benchmarks.mpf_cost import error, read
+from benchmarks.mpf_cost import T1_VARIANCE, drawn_torus, error, read
 from benchmarks.peer_packages import load
 from benchmarks.peers_states import Lattice, thrml_lattice
 from benchmarks.side_by_side import OURS, Job, Judged, Program, side_by_side
 from probjax import exact, ising
 
 COLUMNS = ("error in J", "KL, nats")
-VARIANCE = ising_lattice.READINGS[ising_lattice.SHOWN]
 NUM_MOVES = 10
 TIED = "couplings tied, gradient 1e-5"
 REGRESSION = "newton-cholesky, no penalty, tolerance 1e-5"
@@ -59,7 +58,7 @@ class Torus(NamedTuple):
 
     shape: tuple[int, int]
     truth: np.ndarray
-    x: jax.Array
+    x: np.ndarray
     fresh: jax.Array
 
     @property
@@ -89,7 +88,7 @@ class Torus(NamedTuple):
 
 def run(options: Options) -> Iterator[Table]:
     yield full(options)
-    given = torus((6, 6), 5000) if options.quick else torus((10, 10), 20_000)
+    given = torus(options)
     yield lattice_unknown(given)
     yield lattice_known(options, given)
 
@@ -116,24 +115,28 @@ def full_problem(options: Options) -> tuple[np.ndarray, np.ndarray]:
     return truth, np.asarray(x.reshape(-1, ising_full.SIZE), np.float32)
 
 
-def torus(shape: tuple[int, int], num_rows: int) -> Torus:
-    glass_key, state_key = jax.random.split(jax.random.key(0))
-    truth = exact.lattice.spin_glass(glass_key, shape, variance=VARIANCE)
-    draw = partial(exact.lattice.sample, num_draws=2 * num_rows, periodic=True)
-    x = draw(state_key, truth, shape)
-    return Torus(shape, np.asarray(truth, float), *jnp.split(x, 2))
+def torus(options: Options) -> Torus:
+    """That of `mpf-cost`, or a smaller one."""
+    shape, num_rows = ((6, 6), 5000) if options.quick else ((10, 10), 20_000)
+    if options.quick or options.data is None:
+        truth, x = drawn_torus(shape, T1_VARIANCE, num_rows)
+    else:
+        truth, x = read(options.data / "ising_t1.npz")
+    draw = partial(exact.lattice.sample, num_draws=len(x), periodic=True)
+    fresh = draw(jax.random.key(1), jnp.asarray(truth), shape)
+    return Torus(shape, np.asarray(truth, float), x, fresh)
 
 
 def lattice_unknown(torus: Torus) -> Table:
     """A torus learned as if all units were coupled."""
-    given = Problem(np.asarray(torus.x), torus.by_weights)
+    given = Problem(torus.x, torus.by_weights)
     title = f"Learning {named(torus)}, all pairs, from {len(torus.x):,} states"
     return side_by_side(job(title, given), dense(given.x), num_turns=2)
 
 
 def lattice_known(options: Options, torus: Torus) -> Table:
     """The same torus, its couplings alone."""
-    x, edges = np.asarray(torus.x), torus.edges
+    x, edges = torus.x, torus.edges
     num_steps = 200 if options.quick else 1000
     chains = f"{num_steps} steps; {BY_CHAINS}"
     programs = [
