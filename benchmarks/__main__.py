@@ -18,7 +18,15 @@ HELPERS = (
     "launch",
     "machine_brackets",
     "natural_machine",
+    "peer_packages",
+    "peers_annealing",
+    "peers_fits",
+    "peers_hmc",
+    "peers_machines",
+    "peers_states",
+    "report",
     "scaling_runs",
+    "side_by_side",
 )
 
 

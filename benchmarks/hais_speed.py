@@ -93,11 +93,20 @@ def bare(num_steps):
 def peer(tfp, num_steps):
     params = model()
 
-    def proposal(x):
-        return -jnp.sum(x**2, -1) / 2
-
     def target(x):
         return -jnp.sum(params.strength * jnp.log1p((x @ params.filters.T) ** 2), -1)
+
+    return partial(peer_chain(tfp, target, num_steps), jax.random.PRNGKey(0))
+
+
+def peer_chain(tfp, target, num_steps):
+    """TFP's log weights of particles from a unit Gaussian, as a function of a key.
+
+    `target` is the log density of all particles together.
+    """
+
+    def proposal(x):
+        return -jnp.sum(x**2, -1) / 2
 
     def kernel(log_prob):
         return tfp.mcmc.HamiltonianMonteCarlo(log_prob, 0.2, 1)
@@ -116,7 +125,7 @@ def peer(tfp, num_steps):
         )
         return log_weights
 
-    return partial(chain, jax.random.PRNGKey(0))
+    return chain
 
 
 def steps(options: Options, tfp: Any) -> Table:

@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 import probjax
+from benchmarks.peer_packages import imported
 
 
 class Options(NamedTuple):
@@ -105,23 +106,29 @@ else:
 
 def show(table: Table) -> None:
     """Print a table in Markdown."""
-    cells = [table.columns, *(tuple(map(_written, row)) for row in table.rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    lines = [
-        " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells
-    ]
-    lines.insert(1, " | ".join("-" * width for width in widths))
     print(f"\n## {table.title}\n")
-    print("\n".join(f"| {line} |" for line in lines))
+    print(grid(table.columns, table.rows))
     if table.note:
         print(f"\n{table.note}")
     print(flush=True)
 
 
+def grid(columns: Sequence[str], rows: Iterable[Sequence]) -> str:
+    """A table in Markdown, its columns as wide as what is in them."""
+    cells = [tuple(map(_written, row)) for row in (columns, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    lines = [
+        " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells
+    ]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def _written(value):
     if isinstance(value, (float, np.floating, jax.Array)):
         return f"{float(value):.4g}"
-    return str(value)
+    # A bar would end the cell.
+    return str(value).replace("|", "\\|")
 
 
 def write_json(path: Path, name: str, options: Options, tables: list[Table]) -> None:
@@ -136,7 +143,8 @@ def write_json(path: Path, name: str, options: Options, tables: list[Table]) -> 
             "optax": optax.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
-        },
+        }
+        | imported(),
         "device": f"{device.platform} {device.device_kind}",
         "tables": [
             {

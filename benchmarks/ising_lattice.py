@@ -314,8 +314,8 @@ def judge(given: Problem, learned: Learned, pairs: str) -> Outcome:
         second, wanted = given.second, given.correlation
         log_ratio, effective = float(log_z(learned.params)) - given.log_z, float(ROWS)
     else:
-        moments, log_ratio, effective = weighed(given, away)
-        plain, _, _ = weighed(given, np.zeros_like(away))
+        moments, log_ratio, effective = weighed(given.fresh, away)
+        plain, _, _ = weighed(given.fresh, np.zeros_like(away))
         second, wanted = np.asarray(plain.second), correlation(plain)
     difference = correlation(moments) - wanted
     # KL = E_true[E_fit - E_true] + log Z_fit - log Z_true, and x'Jx = sum(J * xx').
@@ -333,12 +333,12 @@ def judge(given: Problem, learned: Learned, pairs: str) -> Outcome:
     )
 
 
-def weighed(given: Problem, away: np.ndarray) -> tuple[exact.Moments, float, float]:
+def weighed(fresh: Any, away: np.ndarray) -> tuple[exact.Moments, float, float]:
     """Moments of the fit, log Z_fit - log Z_true, and the states the weights are worth.
 
     The weights are exp(E_true - E_fit) of the fresh states.
     """
-    x = np.asarray(given.fresh, float)
+    x = np.asarray(fresh, float)
     log_weights = -quadratic(away, x)
     largest = log_weights.max()
     weights = np.exp(log_weights - largest)

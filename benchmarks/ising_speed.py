@@ -158,21 +158,29 @@ def programs(truth, x) -> dict[str, Callable[[], Found]]:
     return made
 
 
-def regressions(x: np.ndarray, in_turn: Callable[..., Any] = map) -> Found:
-    """One regression per unit, `in_turn` deciding how they are shared out."""
-    size = x.shape[1]
-    rows, steps, gradients = zip(
-        *in_turn(partial(regression, x), range(size)), strict=True
-    )
+def regressions(
+    x: np.ndarray,
+    in_turn: Callable[..., Any] = map,
+    regress: Callable[..., tuple[np.ndarray, int, float]] | None = None,
+) -> Found:
+    """One regression per unit, `in_turn` deciding how they are shared out.
+
+    A unit's is `regression` on all others unless `regress`, of the same form, is given.
+    """
+    one = partial(regress or regression, x)
+    rows, steps, gradients = zip(*in_turn(one, range(x.shape[1])), strict=True)
     matrix = np.stack(rows)
     return Found((matrix + matrix.T) / 2, max(steps), max(gradients))
 
 
-def shared_out(x: np.ndarray) -> Found:
+def shared_out(
+    x: np.ndarray,
+    regress: Callable[..., tuple[np.ndarray, int, float]] | None = None,
+) -> Found:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return regressions(x, pool.map)
+        return regressions(x, pool.map, regress)
 
 
 def regression(x: np.ndarray, unit: int) -> tuple[np.ndarray, int, float]:

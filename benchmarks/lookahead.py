@@ -331,11 +331,15 @@ def leaps_made(sampler: Any, info: Any) -> tuple[float, float]:
 
 
 def peers(target: Target, x: jax.Array) -> dict[str, Peer]:
+    known = untuned_peers(target, x)
+    return known | {"blackjax MCLMC": mclmc(target, x)}
+
+
+def untuned_peers(target: Target, x: jax.Array) -> dict[str, Peer]:
     import blackjax
 
     unit = jnp.ones(x.shape[1])
     replaced = 1 - (1 - REPLACED) ** (1 / NUM_STEPS)
-    length, step = tuned_mclmc(target, x)
     return {
         "blackjax HMC": Peer(
             partial(
@@ -359,10 +363,15 @@ def peers(target: Target, x: jax.Array) -> dict[str, Peer]:
             ),
             target.gradients,
         ),
-        "blackjax MCLMC": Peer(
-            partial(blackjax.mclmc, L=length, step_size=step), target.gradients // 2
-        ),
     }
+
+
+def mclmc(target: Target, x: jax.Array) -> Peer:
+    import blackjax
+
+    length, step = tuned_mclmc(target, x)
+    make = partial(blackjax.mclmc, L=length, step_size=step)
+    return Peer(make, target.gradients // 2)
 
 
 def tuned_mclmc(target: Target, x: jax.Array) -> tuple[float, float]:

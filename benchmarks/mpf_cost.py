@@ -25,6 +25,7 @@ from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
 from probjax.rows import default_chunk_size, loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
+T1_VARIANCE = 2.5
 ASYMPTOTIC = {"T1": 0.0288, "T1-demo": 0.0036}
 
 
@@ -79,13 +80,21 @@ def load_tasks(options: Options) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     if options.data is not None:
         names = {"T1": "ising_t1", "T1-demo": "ising_t1_demo", "T2": "ising_t2"}
         return {name: read(options.data / f"{f}.npz") for name, f in names.items()}
-    tasks = {}
-    for name, variance in (("T1", 2.5), ("T1-demo", 1.125)):
-        key = jax.random.key(0)
-        matrix = exact.lattice.spin_glass(key, (10, 10), variance=variance)
-        draw = partial(exact.lattice.sample, num_draws=20_000, periodic=True)
-        tasks[name] = (np.asarray(matrix), np.asarray(draw(key, matrix, (10, 10))))
-    return tasks
+    variances = {"T1": T1_VARIANCE, "T1-demo": 1.125}
+    return {
+        name: drawn_torus((10, 10), variance, 20_000)
+        for name, variance in variances.items()
+    }
+
+
+def drawn_torus(
+    shape: tuple[int, int], variance: float, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """True couplings and exact states."""
+    key = jax.random.key(0)
+    matrix = exact.lattice.spin_glass(key, shape, variance=variance)
+    draw = partial(exact.lattice.sample, num_draws=num_rows, periodic=True)
+    return np.asarray(matrix), np.asarray(draw(key, matrix, shape))
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
