@@ -39,6 +39,8 @@ from probjax.types import (
     PyTree,
     Scalar,
     check_count,
+    check_key,
+    check_role,
     float_dtype,
     holds,
     is_concrete,
@@ -147,6 +149,8 @@ def fit(
     >>> found.params.round(4).tolist()
     [1.0, 3.0]
     """
+    check_key(key)
+    check_role("objective", objective, "prepare", "MPF(energy)")
     _check(
         optimizer,
         penalty,
@@ -394,6 +398,10 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
 
 
 def _check(optimizer, penalty, chart, tolerance, batch_size, **counts):
+    if penalty is not None:
+        check_role("penalty", penalty, "smooth", "L2(1e-4)")
+    if optimizer is not None:
+        check_role("optimizer", optimizer, "update", "optax.adam(1e-3)")
     for name, count in counts.items():
         if count is not None:
             check_count(name, count)

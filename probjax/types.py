@@ -200,6 +200,19 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
 
 
+def check_role(name: str, given: Any, does: str, example: str) -> None:
+    """Refuse what has no `does`, as a class in place of its instance has not."""
+    if isinstance(given, type) or not hasattr(given, does):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+        raise ValueError(f"{name} must be made as {example}, got {kind}")
+
+
+def check_key(key: Any) -> None:
+    """Refuse what no random numbers can be drawn by."""
+    if not isinstance(key, jax.Array):
+        raise ValueError(f"key must be made as jax.random.key(0), got {key!r}")
+
+
 def is_whole(value: Array) -> Array:
     """Whether each value is a whole number."""
     return value == jnp.round(value)

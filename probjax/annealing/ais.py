@@ -47,6 +47,7 @@ from probjax.types import (
     Sampler,
     State,
     check_count,
+    check_key,
     is_concrete,
 )
 
@@ -100,6 +101,7 @@ def ais(
     True
     """
     path = Geometric() if path is None else path
+    check_key(key)
     check_count("num_particles", num_particles)
     plan_key, start_key, run_key = jax.random.split(key, 3)
     if resample_below is not None and not 0 < resample_below <= 1:

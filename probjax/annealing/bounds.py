@@ -174,6 +174,9 @@ def sandwich(
 ) -> Bracket:
     """Log Z from below and from above, by as many distributions each way.
 
+    The interval reaches two standard errors beyond each side, and at least two of what
+    both say together: by chance they may come out crossed.
+
     Args:
         x: draws of the target, which go back; see `reverse_ais`.
         num_particles: how many come from the base; None for as many as go back.
@@ -209,15 +212,38 @@ def sandwich(
     plan = forward.plan
     course = Course(energy, None, True, params, base, path, sampler, plan, None)
     reverse = _back(reverse_key, course, x, callback, callback_every)
+    lower = forward.log_z - 2 * forward.stderr
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
     loose = jnp.fmin(on_average, reverse.log_z + MARKOV)
+    lower, upper = _no_narrower(
+        forward, reverse, lower, jnp.where(_is_healthy(reverse), upper, loose)
+    )
     return Bracket(
         log_z=(forward.log_z + reverse.log_z) / 2,
-        lower=forward.log_z - 2 * forward.stderr,
-        upper=jnp.where(_is_healthy(reverse), upper, loose),
+        lower=lower,
+        upper=upper,
         forward=forward,
         reverse=reverse,
+    )
+
+
+def _no_narrower(forward, reverse, lower, upper):
+    """The interval, if noise has crossed the sides, with what both know together.
+
+    Where sides have no bias left, either may come out above the other. The interval
+    between them would then be the narrower the worse they agree; it is widened to two
+    standard errors about their mean, weighed by precision. Sides that contradict each
+    other are left alone.
+    """
+    variances = forward.stderr**2 + reverse.stderr**2
+    share = jnp.where(variances > 0, forward.stderr**2 / variances, 0.5)
+    mean = forward.log_z + share * (reverse.log_z - forward.log_z)
+    reach = 2 * jnp.sqrt(share) * reverse.stderr
+    agree = upper >= lower
+    return (
+        jnp.where(agree, jnp.fmin(lower, mean - reach), lower),
+        jnp.where(agree, jnp.fmax(upper, mean + reach), upper),
     )
 
 

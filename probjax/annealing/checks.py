@@ -17,6 +17,7 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
+    check_role,
 )
 
 
@@ -36,6 +37,8 @@ def check_target(
     key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
 ) -> None:
     """Refuse models, bases and samplers that do not go together."""
+    check_role("base", base, "log_z", "Gaussian(10)")
+    check_role("sampler", sampler, "step", "HeatBath() or HMC(0.1)")
     check_normalisable(energy, params)
     few = jax.vmap(base.sample)(jax.random.split(key, 10))
     if getattr(base, "discrete", False):

@@ -36,6 +36,7 @@ from probjax.types import (
     Float,
     Params,
     Scalar,
+    check_role,
     is_concrete,
 )
 
@@ -123,6 +124,7 @@ def log_likelihood(
     >>> round(float(found.value), 4)  # -log 4
     -1.3863
     """
+    check_role("annealed", annealed, "log_z", "ais(...) or sandwich(...)")
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
     two_sided = isinstance(annealed, Bracket)

@@ -199,9 +199,7 @@ def binary(x: State) -> State:
     Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
     """
     if not holds(is_bit, x):
-        raise ValueError(
-            f"a binary connectivity needs data of 0 and 1, got {_not_bits(x)}"
-        )
+        raise ValueError(f"a model of bits needs states of 0 and 1, got {_not_bits(x)}")
     return jax.tree.map(floating, x)
 
 
@@ -212,8 +210,8 @@ def _not_bits(x):
     if holds(is_whole, x):
         return "other whole numbers: for letters use SiteChanges(num_states)"
     return (
-        "numbers that are not whole: for continuous states use ScoreMatching, or MPF "
-        "with connectivity=GaussianSteps(size)"
+        "numbers that are not whole: continuous states are fitted by ScoreMatching, or "
+        "by MPF with connectivity=GaussianSteps(size), and drawn by HMC"
     )
 
 

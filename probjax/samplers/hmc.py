@@ -290,6 +290,12 @@ class HMC:
             )
 
     def prepare(self, potential: Potential, x: State) -> State:
+        for leaf in jax.tree.leaves(x):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise ValueError(
+                    f"HMC moves continuous states, got x of {jnp.result_type(leaf)}: "
+                    "give floating ones, or for bits use HeatBath"
+                )
         x = _in_one_precision(potential, jax.tree.map(floating, x))
         check_metric(self.metric, num_sites(x))
         if self.bounds is not None:

@@ -27,6 +27,8 @@ from probjax.types import (
     Sampler,
     State,
     check_count,
+    check_key,
+    check_role,
     floating,
     holds,
     is_concrete,
@@ -131,6 +133,7 @@ def sample(
     >>> draws.x.shape, round(float(draws.x.std()))
     ((50, 100, 2), 2)
     """
+    check_key(key)
     x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
     go_on = partial(_go_on, key, energy, params, sampler, thin)
     if callback is None and checkpoint is None:
@@ -283,6 +286,7 @@ def resume_mean(
 
 
 def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
+    check_role("sampler", sampler, "step", "HeatBath() or HMC(0.1)")
     check_count("num_draws", num_draws)
     check_count("num_warmup", num_warmup, least=0)
     check_count("thin", thin)

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from probjax.annealing import (
     Bernoulli,
     Gaussian,
     ais,
+    bounds,
     log_likelihood,
     reverse_ais,
     sandwich,
@@ -109,6 +112,24 @@ def test_sides_that_contradict_are_told(key):
     assert "which are no draws of the target" in crossed.describe()
     likelihood = log_likelihood(narrow, 1.0, x, crossed)
     assert "the sides of log Z contradict each other" in likelihood.describe()
+
+
+def test_sides_that_noise_has_crossed_leave_an_interval_of_their_errors():
+    def between(first, second, stderr=0.1):
+        sides = [
+            SimpleNamespace(log_z=jnp.asarray(z), stderr=jnp.asarray(stderr))
+            for z in (first, second)
+        ]
+        lower, upper = first - 2 * stderr, second + 2 * stderr
+        return bounds._no_narrower(*sides, lower, upper)
+
+    reach = 2 * 0.1 / np.sqrt(2)
+    np.testing.assert_allclose(
+        between(1.0, 0.7), [0.85 - reach, 0.85 + reach], rtol=1e-6
+    )
+    np.testing.assert_allclose(between(0.7, 1.0), [0.5, 1.2], rtol=1e-6)
+    np.testing.assert_allclose(between(1.0, 0.5), [0.8, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(between(1.0, 1.0, 0.0), [1.0, 1.0])
 
 
 def test_draws_that_are_not_of_the_base_are_refused(key):

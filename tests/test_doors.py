@@ -1,0 +1,66 @@
+"""What is passed in the place of something else is told in a sentence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from probjax import (
+    HMC,
+    L2,
+    MPF,
+    Bernoulli,
+    Gaussian,
+    HeatBath,
+    ais,
+    fit,
+    ising,
+    log_likelihood,
+    sample,
+)
+
+KEY = jax.random.key(0)
+PARAMS = ising.from_matrix(np.zeros((3, 3)))
+BITS = np.eye(3)
+
+
+def fitting(key=KEY, objective=MPF(ising.energy), **options):
+    return lambda: fit(key, objective, PARAMS, BITS, **options)
+
+
+def sampling(key=KEY, x=BITS, sampler=HeatBath()):
+    return lambda: sample(key, ising.energy, PARAMS, x, sampler=sampler, num_draws=1)
+
+
+def annealing(key=KEY, base=Bernoulli(3), sampler=HeatBath()):
+    options = dict(sampler=sampler, num_particles=2, num_steps=2)
+    return lambda: ais(key, ising.energy, PARAMS, base, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (fitting(objective=ising.energy), r"objective must be made as MPF\(energy\)"),
+        (fitting(objective=MPF), r"objective must be made as MPF\(energy\)"),
+        (fitting(penalty=0.1), r"penalty must be made as L2\(1e-4\), got 0.1"),
+        (fitting(penalty=L2), r"penalty must be made as L2\(1e-4\), got the class"),
+        (fitting(optimizer="adam"), r"made as optax.adam\(1e-3\), got 'adam'"),
+        (fitting(optimizer=optax.adam), r"made as optax.adam\(1e-3\), got <function"),
+        (fitting(key=0), r"key must be made as jax.random.key\(0\), got 0"),
+        (sampling(key=np.random.default_rng(0)), r"key must be made as jax.random.key"),
+        (sampling(sampler=HeatBath), "HMC.0.1., got the class HeatBath"),
+        (sampling(x=BITS + 0.5), "not whole: .* and drawn by HMC"),
+        (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*: .* use HeatBath"),
+        (annealing(key=1), r"key must be made as jax.random.key\(0\), got 1"),
+        (annealing(base=Gaussian), "base must be made as Gaussian.10., got the class"),
+        (annealing(sampler=HMC), "got the class HMC"),
+        (
+            lambda: log_likelihood(ising.energy, PARAMS, jnp.asarray(BITS), 2.0),
+            r"annealed must be made as ais\(...\) or sandwich\(...\), got 2.0",
+        ),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
