@@ -59,10 +59,10 @@ def interval(
 
     Of a `Bracket` triangles are the two estimates, pointing to the side on which their
     bias leaves the truth, one above the other lest they hide each other, and the line
-    is between them, their errors allowed for. Of an
-    `Estimate` the dot is its value; where it is bounded from below alone, a triangle;
-    and where it is not bounded, its line is dotted and two standard errors long to
-    either side. Sides that contradict each other are dashed, and it says so.
+    is between them, their errors allowed for. Of an `Estimate` the dot is its value;
+    where it is bounded from below alone, a triangle; and where it is not bounded, its
+    line is dotted and two standard errors long to either side. Sides that contradict
+    each other are dashed, and it says so.
 
     Args:
         found: of `sandwich` or `log_likelihood`: particles of `ais` alone are between
