@@ -306,7 +306,7 @@ def draw(learned: dict[str, Learned]) -> None:
         parts = {name: one.network, f"{name}: the bottom machine alone": one.bottom}
         for ax, (title, means) in zip(column, parts.items(), strict=True):
             shown = means[:10, :10]
-            plots.images(shown.reshape(-1, shown.shape[-1]), columns=10, ax=ax)
+            plots.images(shown.reshape(-1, shown.shape[-1]), num_columns=10, ax=ax)
             ax.set_title(title)
     figure.get_layout_engine().set(wspace=0.04)
     FIGURE.parent.mkdir(exist_ok=True)

@@ -401,9 +401,9 @@ def draw_fields(data: Patches, judged: dict[str, Judged]) -> None:
     )
     for ax, (name, shown) in zip(axes, panels.items(), strict=True):
         if isinstance(shown, tuple):
-            plots.groupings(*shown, columns=SHOWN, ax=ax)
+            plots.groupings(*shown, num_columns=SHOWN, ax=ax)
         else:
-            plots.receptive_fields(shown[:SHOWN], columns=SHOWN, ax=ax)
+            plots.receptive_fields(shown[:SHOWN], num_columns=SHOWN, ax=ax)
         ax.set_title(name, fontsize="small")
     FIELDS.parent.mkdir(exist_ok=True)
     figure.savefig(FIELDS, dpi=150)

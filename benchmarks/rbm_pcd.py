@@ -133,6 +133,6 @@ def draw(params: rbm.Params, test: jax.Array) -> None:
         thin=1000,
     )
     means = jax.vmap(jax.vmap(rbm.reconstruct, (None, 0)), (None, 0))(params, draws.x)
-    ax = plots.images(means.reshape(-1, SIDE**2), columns=10)
+    ax = plots.images(means.reshape(-1, SIDE**2), num_columns=10)
     FIGURE.parent.mkdir(exist_ok=True)
     ax.figure.savefig(FIGURE, dpi=150)

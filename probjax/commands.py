@@ -5,12 +5,10 @@ from argparse import Namespace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from probjax import families, plots, storage, tables
+from probjax import families, goodness, plots, storage, tables
 from probjax.families import FAMILIES, Model
-from probjax.goodness import Comparison
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.local import PseudoLikelihood
@@ -75,6 +73,10 @@ def evaluate(asked: Namespace) -> None:
     model = load(asked.model)
     table = tables.read(asked.data, array=asked.array, alphabet=model.alphabet)
     _check_states(asked.data, model, table.x)
+    if asked.figures is not None and len(table.x) < 2:
+        raise ValueError(
+            f"{asked.data} has one row, and --figures compare at least two"
+        )
     found = families.from_both_sides(
         jax.random.key(asked.seed), model, num_steps=asked.annealing_steps
     )
@@ -218,33 +220,19 @@ def _draw_moments(folder: Path, key, model: Model, x: np.ndarray) -> str:
     num_states = FAMILIES[model.family].space(model.params).num_states
     drawn = families.draw(key, model, 10_000)
     figure, ax = _subplots()
-    plots.comparison(_compared(x, drawn, num_states), ax=ax, label="a pair")
+    # Rows of the chains take turns.
+    chains = drawn.reshape(-1, families.NUM_CHAINS, x.shape[1]).swapaxes(0, 1)
+    found = goodness.pair_frequencies(_bits(x, num_states), _bits(chains, num_states))
+    plots.comparison(found, ax=ax, label="a pair")
     ax.set(xlabel="frequency in 10,000 draws of the model")
     ax.set(ylabel="frequency in the data", title="Pairs of letters at pairs of sites")
     ax.legend(frameon=False)
     return _saved(folder / "pairs.png", figure)
 
 
-def _compared(x: np.ndarray, drawn: np.ndarray, num_states: int) -> Comparison:
-    """As `goodness.compare` does, but for one row's pairs being a product of two."""
-    chains = families.NUM_CHAINS
-    seen = _pairs(x, num_states)
-    mean, square = np.zeros_like(seen), np.zeros_like(seen)
-    for chain in range(chains):
-        found = _pairs(drawn[chain::chains], num_states)
-        mean, square = mean + found / chains, square + found**2 / chains
-    noise = np.maximum(square - mean**2, 0) / (chains - 1)
-    of_row = (seen * (1 - seen) + mean * (1 - mean)) / 2
-    stderr = np.sqrt(of_row / len(x) + noise)
-    z = (seen - mean) / np.where(stderr > 0, stderr, 1)
-    return Comparison(*map(jnp.asarray, (seen, mean, stderr, z)))
-
-
-def _pairs(x: np.ndarray, num_states: int) -> np.ndarray:
-    """How often two sites have two letters, other than the letter 0."""
-    hot = (x[:, :, None] == np.arange(1, num_states)).reshape(len(x), -1).astype(float)
-    pairs = np.triu_indices(hot.shape[1])
-    return (hot.T @ hot / len(hot))[pairs]
+def _bits(x: np.ndarray, num_states: int) -> np.ndarray:
+    """Which letter a site has, other than the letter 0, as a bit a letter."""
+    return (x[..., None] == np.arange(1, num_states)).reshape(*x.shape[:-1], -1)
 
 
 def _subplots():

@@ -141,25 +141,29 @@ def _draw(folder, truth, moments, outcomes):
     pyplot = plots.load_pyplot()
     pyplot.switch_backend("Agg")
     figure, axes = pyplot.subplots(
-        1, 3, figsize=(10, 3.5), layout="constrained", width_ratios=(1.1, 1, 1)
+        1, 4, figsize=(13, 3.4), layout="constrained", width_ratios=(1.15, 1, 1, 1)
     )
-    left, middle, right = axes
-    _draw_lattice(left, truth)
+    # Room between what colours mean and the next panel.
+    figure.get_layout_engine().set(wspace=0.08)
+    lattice, couplings, *rest = axes
+    _draw_lattice(lattice, truth)
     edges = np.nonzero(np.triu(truth, 1))
     pairs = np.triu_indices(len(truth), 1)
-    styles = ((plots.BLUE, "o"), (plots.ORANGE, "^"))
-    for found, (color, marker) in zip(outcomes, styles, strict=True):
+    wanted = correlation(moments)[pairs]
+    # Fits that agree lie on each other: a small mark shows on a large one, and among
+    # thousands nothing does, so that correlations have a panel to a fit.
+    styles = ((plots.BLUE, "o", 28), (plots.ORANGE, "^", 8))
+    for found, (color, marker, size), ax in zip(outcomes, styles, rest, strict=True):
         style = {"label": found.name, "color": color, "marker": marker}
-        learned, wanted = np.asarray(found.matrix), correlation(moments)
-        plots.agreement(truth[edges], learned[edges], ax=middle, **style)
-        both = wanted[pairs], found.correlation[pairs]
-        plots.agreement(*both, ax=right, size=3, **style)
-    middle.set(xlabel="true coupling", ylabel="learned coupling")
-    middle.set_title(f"Couplings, from {NUM_STATES:,} states")
-    middle.legend(frameon=False, handletextpad=0.2, borderaxespad=0)
-    right.set(xlabel="true correlation", ylabel="correlation of the learned model")
-    right.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
-    right.set_title(f"Correlations of all {len(pairs[0]):,} pairs")
+        learned = np.asarray(found.matrix)[edges]
+        plots.agreement(truth[edges], learned, ax=couplings, size=size, **style)
+        plots.agreement(wanted, found.correlation[pairs], ax=ax, size=3, **style)
+        ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+        ax.set(xlabel=f"true correlation of {len(wanted):,} pairs")
+        ax.set(ylabel="learned correlation", title=f"by {found.name}")
+    couplings.set(xlabel="true coupling", ylabel="learned coupling")
+    couplings.set_title(f"Couplings, from {NUM_STATES:,} states")
+    couplings.legend(frameon=False, handletextpad=0.2, borderaxespad=0)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spin-glass.png"
     figure.savefig(path, dpi=150)
@@ -177,3 +181,5 @@ def _draw_lattice(ax, truth):
     )
     rows, columns = SHAPE
     ax.set_title(f"A spin glass of {rows} x {columns} units")
+    below = {"transform": ax.transAxes, "ha": "center", "va": "top", "fontsize": 8}
+    ax.text(0.5, 0, "couplings around the torus are not shown", **below)

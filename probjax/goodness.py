@@ -110,6 +110,32 @@ def compare(
     return _compared(Partial(_by_rows, Partial(statistic)), data, model)
 
 
+def pair_frequencies(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison:
+    """P(x_i = x_j = 1) for i <= j, in the order of `np.triu_indices`.
+
+    As `compare` with the pairs of one state, but by matrix products, so that thousands
+    of bits are no trouble. Letters come as bits one-hot.
+
+    Args:
+        data: as in `compare`, of one array of bits.
+        model: likewise.
+
+    >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
+    >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+    >>> found = pair_frequencies(rows, Data(states, np.full(4, 0.25)))
+    >>> found.observed.tolist(), found.expected.tolist()
+    ([0.75, 0.5, 0.75], [0.5, 0.25, 0.5])
+    """
+    data, model = _at_door(data, model)
+    if not (isinstance(data.x, jax.Array) and data.x.ndim == 2):
+        raise ValueError(
+            f"data must be (row, site), got shape {jax.tree.map(jnp.shape, data.x)}"
+        )
+    for x in (data.x, model.x if isinstance(model, Data) else model):
+        binary(x)
+    return _compared(Partial(_by_pairs), data, model)
+
+
 def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison:
     """<(x_i - m_i)(x_j - m_j)(x_k - m_k)> for i < j < k, in the order of `triples`.
 
@@ -242,6 +268,13 @@ def _by_rows(statistic, x, weights):
     # From the first on, lest the mean of equal values differ from them by rounding.
     mean = values[0] + _product(shares, values - values[:1])
     return _Moments(total, mean, _product(shares, (values - mean[None]) ** 2))
+
+
+def _by_pairs(x, weights):
+    """A product of two bits is a bit, whose mean tells its variance."""
+    total, shares = _shares(weights)
+    mean = _product((shares[:, None] * x).T, x)[np.triu_indices(x.shape[1])]
+    return _Moments(total, mean, jnp.maximum(mean * (1 - mean), 0))
 
 
 def _by_triples(centre, x, weights):

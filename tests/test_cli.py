@@ -124,6 +124,7 @@ def test_trouble_is_one_sentence_and_a_code(run):
     x = _rows()
     np.save("x.npy", x)
     np.save("letters.npy", x + 1)
+    np.save("one.npy", x[:1])
     np.save("wide.npy", np.hstack([x, x]))
     assert run("fit x.npy")[0] == 0
     with open("model.npz", "rb") as whole, open("cut.npz", "wb") as cut:
@@ -144,6 +145,7 @@ def test_trouble_is_one_sentence_and_a_code(run):
         ("evaluate other.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
         ("evaluate mixed.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
         ("evaluate folder.npz x.npy", 2, "folder.npz is no file"),
+        ("evaluate model.npz one.npy --figures new", 2, "one.npy has one row, and"),
         ("sample model.npz --out rows.txt", 2, "--out must end in .npy or .csv"),
     ]:
         found, _, told = run(line)

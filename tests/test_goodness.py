@@ -79,6 +79,19 @@ def test_third_moments_are_those_of_all_triples_about_the_means_of_the_data():
     assert_same(found, compare(Partial(triple, centre), DATA, DRAWS), rtol=1e-3)
 
 
+def pair(x):
+    first, second = np.triu_indices(SIZE)
+    return x[..., first] * x[..., second]
+
+
+def test_pair_frequencies_are_what_compare_says_of_all_pairs():
+    found = goodness.pair_frequencies(DATA, DRAWS)
+    assert_same(found, by_hand(*(pair(np.asarray(x, float)) for x in (DATA, DRAWS))))
+    assert_same(goodness.pair_frequencies(DATA, EXACT), compare(pair, DATA, EXACT))
+    # As bits are often kept.
+    assert_same(goodness.pair_frequencies(np.asarray(DATA, bool), DRAWS), found)
+
+
 def test_population_count_is_a_histogram_of_sums():
     def values(x):
         return np.asarray(x).sum(-1)[..., None] == np.arange(SIZE + 1.0)
@@ -246,5 +259,9 @@ def test_data_of_the_wrong_kind_are_refused():
         population_count(2 * DATA - 1, DRAWS)
     with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
         population_count(DATA, 2 * DRAWS - 1)
+    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+        goodness.pair_frequencies(2 * DATA - 1, DRAWS)
+    with pytest.raises(ValueError, match=r"\(row, site\), got shape \(700,\)"):
+        goodness.pair_frequencies(DATA[:, 0], DRAWS[..., 0])
     with pytest.raises(ValueError, match=r"at least 3 sites, got shape \(700, 2\)"):
         third_moments(DATA[:, :2], DRAWS[..., :2])

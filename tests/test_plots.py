@@ -1,11 +1,12 @@
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib import pyplot
 
 from probjax import hopfield, plots
-from probjax.annealing import Bracket, Estimate
+from probjax.annealing import Annealed, Bracket, Estimate
 from probjax.goodness import Comparison
 
 
@@ -18,6 +19,10 @@ def side(log_weights, log_z=0.0, ess=1.0):
     """What figures need of an `Annealed`."""
     weights = np.asarray(log_weights, float)
     return SimpleNamespace(log_weights=weights, log_z=log_z, ess=ess)
+
+
+def annealed():
+    return Annealed(*10 * [np.zeros(1)])
 
 
 def test_agreement_draws_every_entry_on_the_axes_given():
@@ -91,6 +96,39 @@ def test_estimates_are_ordered_by_the_truth_and_have_bars_of_two_errors():
     np.testing.assert_allclose([bar[:, 1] for bar in bars], [[1.1, 1.9], [2.3, 2.7]])
 
 
+def test_what_the_data_do_not_hold_is_named_once():
+    _, ax = pyplot.subplots()
+    for label in ("first", "second"):
+        plots.estimates([1.0, 2], [0.1, np.inf], ax=ax, label=label)
+    said = sorted(ax.get_legend_handles_labels()[1])
+    assert said == ["first", "not held by the data", "second"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda ax: plots.agreement([0, 1], [0, 1], ax=ax),
+        lambda ax: plots.comparison(compared([0.1], [0.2], [0.1]), ax=ax),
+        lambda ax: plots.population_count(compared([0.1], [0.2], [0.1]), ax=ax),
+        lambda ax: plots.estimates([1.0], [0.1], ax=ax),
+        lambda ax: plots.couplings(np.eye(2), ax=ax),
+        lambda ax: plots.weights(side([0, 1]), ax=ax),
+        lambda ax: plots.convergence([1], [1], ax=ax),
+        lambda ax: plots.autocovariance(jnp.eye(2), ax=ax),
+        lambda ax: plots.capacity(hopfield.Capacity(*np.ones((3, 2))), ax=ax),
+        lambda ax: plots.recovery(hopfield.Recovery(*np.ones((3, 2))), ax=ax),
+    ],
+)
+def test_axes_keep_the_names_they_have(draw):
+    _, (named, bare) = pyplot.subplots(1, 2)
+    named.set(xlabel="mine", ylabel="my own")
+    draw(named)
+    draw(bare)
+    assert (named.get_xlabel(), named.get_ylabel()) == ("mine", "my own")
+    assert bare.get_xlabel()
+    assert bare.get_ylabel()
+
+
 def test_estimates_without_a_truth_are_in_their_own_order():
     ax = plots.estimates([[2.0, -1], [0, 1]], np.ones((2, 2)))
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [-1, 0, 1, 2])
@@ -108,7 +146,7 @@ def test_a_graph_draws_the_strongest_on_top_and_widest():
     matrix = np.array([[9.0, 1, 0, -2], [1, 9, 0.5, 0], [0, 0.5, 9, 0], [-2, 0, 0, 9]])
     places = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
     names = list("abcd")
-    kept = {"positions": places, "strongest": 2, "names": names, "ax": ax}
+    kept = {"positions": places, "num_edges": 2, "names": names, "ax": ax}
     assert plots.graph(matrix, **kept) is ax
     lines, dots = ax.collections
     np.testing.assert_array_equal(
@@ -120,6 +158,23 @@ def test_a_graph_draws_the_strongest_on_top_and_widest():
     assert thin < wide == 4
     np.testing.assert_array_equal(dots.get_offsets(), places)
     assert [text.get_text() for text in ax.texts] == names
+
+
+def test_what_is_infinite_is_as_strong_as_the_strongest():
+    matrix = np.array([[0, np.inf, 2], [np.inf, 0, -np.inf], [2, -np.inf, 0]])
+    names = np.array(["a", "b", "c"])
+    ax = plots.graph(matrix, names=names)
+    lines = ax.collections[0]
+    np.testing.assert_array_equal(lines.get_array(), [2, 2, -2])
+    np.testing.assert_array_equal(lines.get_linewidths(), [4, 4, 4])
+    assert [text.get_text() for text in ax.texts] == ["a", "b", "c"]
+    # Among the strongest, which they are.
+    few = plots.graph(matrix, num_edges=2, limit=5).collections[0]
+    np.testing.assert_array_equal(few.get_array(), [5, -5])
+    image = plots.couplings(matrix).images[0]
+    np.testing.assert_array_equal(image.get_array()[1], [2, 0, -2])
+    assert image.get_clim() == (-2, 2)
+    image.figure.canvas.draw()
 
 
 def test_a_graph_is_on_a_circle_from_the_top_if_nobody_says_where():
@@ -140,14 +195,26 @@ def test_weights_show_shares_of_particles_and_of_the_sum():
     total = 1 + 3 * np.exp(-4)
     ax = plots.weights(side(log_weights, ess=2.3), label="ais")
     particles, carried = (patch.get_data() for patch in ax.patches)
-    np.testing.assert_allclose(particles.values.sum(), 1)
-    np.testing.assert_allclose(carried.values.sum(), 1)
+    width = np.diff(particles.edges)
+    np.testing.assert_allclose(particles.values @ width, 1)
+    np.testing.assert_allclose(carried.values @ width, 1)
     # What weighs nothing is shown at e^-20 of the mean, and the heaviest at the end.
     np.testing.assert_allclose(particles.edges[[0, -1]], [-20, np.log(10 / total)])
-    np.testing.assert_allclose([particles.values[0], carried.values[0]], [0.6, 0])
+    first = [particles.values[0], carried.values[0]]
+    np.testing.assert_allclose(first * width[:1], [0.6, 0])
     last = [particles.values[-1], carried.values[-1]]
-    np.testing.assert_allclose(last, [0.1, 1 / total])
+    np.testing.assert_allclose(last * width[-1:], [0.1, 1 / total])
     assert ax.patches[0].get_label() == "ais: ESS 2 of 10"
+
+
+def test_weights_on_the_same_axes_have_heights_that_compare():
+    _, ax = pyplot.subplots()
+    for spread in (1, 2):
+        plots.weights(side(spread * np.linspace(-1, 1, 400)), ax=ax)
+    narrow, wide = (patch.get_data().values for patch in ax.patches[::2])
+    # Even ones, over 2 nats and over 4.
+    np.testing.assert_allclose(narrow, 1 / 2, atol=0.05)
+    np.testing.assert_allclose(wide, 1 / 4, atol=0.05)
 
 
 def test_an_interval_is_a_row_with_both_sides():
@@ -156,17 +223,35 @@ def test_an_interval_is_a_row_with_both_sides():
     assert plots.interval(first, ax=ax, label="wide") is ax
     upside_down = first._replace(lower=2.8, upper=2.2)
     plots.interval(upside_down, ax=ax, label="wrong", color=plots.ORANGE)
-    ends, low, high, dashed = ax.lines[:4]
+    ends, low, high, dashed = [x for x in ax.lines if len(x.get_xdata())][:4]
     np.testing.assert_array_equal(ends.get_xdata(), [1, 3])
     assert (low.get_xdata()[0], low.get_marker()) == (1.5, ">")
     assert (high.get_xdata()[0], high.get_marker()) == (2.5, "<")
+    # Triangles of sides that agree are both seen.
+    assert low.get_ydata()[0] < ends.get_ydata()[0] < high.get_ydata()[0]
     assert (ends.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
     assert [text.get_text() for text in ax.texts] == ["the sides contradict"]
     ax.figure.canvas.draw()
     assert [text.get_text() for text in ax.get_yticklabels()] == ["wide", "wrong"]
     assert ax.get_ylim() == (1.5, -0.5)
-    said = ax.get_legend_handles_labels()[1]
+    handles, said = ax.get_legend_handles_labels()
     assert said == ["from the base", "back from the target"]
+    # Of all rows, whatever their colours.
+    assert {handle.get_color() for handle in handles} == {plots.GREY}
+
+
+def test_every_interval_is_a_row_of_its_own():
+    _, ax = pyplot.subplots()
+    ax.axvline(-3)
+    found = Estimate(-3.0, 0.1, -3.2, -2.8, np.zeros(1))
+    for label in ("mine", "mine", None, None, "yours"):
+        plots.interval(found, ax=ax, label=label)
+    ax.figure.canvas.draw()
+    rows = [line.get_ydata()[0] for line in ax.lines[2::2]]
+    assert rows == [0, 1, 2, 3, 4]
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["mine", "mine", "", "", "yours"]
+    assert ax.get_ylim() == (4.5, -0.5)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +265,7 @@ def test_an_interval_is_a_row_with_both_sides():
 )
 def test_an_interval_shows_which_sides_are_bounded(lower, upper, ends, style, marker):
     ax = plots.interval(Estimate(-3.0, 0.1, lower, upper, np.zeros(1)))
-    line, mark = ax.lines
+    line, mark = ax.lines[:2]
     np.testing.assert_allclose(line.get_xdata(), ends)
     assert line.get_linestyle() == style
     assert (mark.get_xdata()[0], mark.get_marker()) == (-3, marker)
@@ -221,11 +306,28 @@ def test_autocovariance_ends_at_twice_where_it_comes_to_nothing():
     assert len(lags) == 2 * first
 
 
+def test_autocovariance_has_a_plateau_where_chains_disagree():
+    moving = np.random.default_rng(0).normal(size=(4, 400, 1))
+    apart = np.array([0.0, 100, 200, 300])[:, None, None]
+    ax = plots.autocovariance({"x": moving + apart, "y": moving[..., 0]})
+    curve = ax.lines[1].get_ydata()
+    assert len(curve) == 400
+    # The variance of 0, 1, 2 and 3 hundreds, over itself and twice that of the noise.
+    np.testing.assert_allclose(curve[1:], 12_500 / 12_502, atol=1e-4)
+
+
+def test_autocovariance_shows_no_fewer_lags_than_there_is_something_to_see():
+    quick = np.random.default_rng(0).normal(size=(4, 50))
+    assert len(plots.autocovariance(quick).lines[1].get_ydata()) == 20
+    assert len(plots.autocovariance(quick[:, :12]).lines[1].get_ydata()) == 12
+
+
 def test_the_band_of_autocovariance_is_the_noise_of_a_ratio():
     draws = np.array([[0.0, 0, 3], [0, 6, 0]])
-    covariances = np.array([[2, -1 / 3, -2 / 3], [8, -16 / 3, 4 / 3]])
-    mean = covariances.mean(0) / 5
-    apart = (covariances - covariances[:, :1] * mean) / 5
+    # The chains' means are 1 and 2, each a half from that of both.
+    covariances = np.array([[2, -1 / 3, -2 / 3], [8, -16 / 3, 4 / 3]]) + 1 / 4
+    mean = covariances.mean(0) / 5.25
+    apart = (covariances - covariances[:, :1] * mean) / 5.25
     noise = np.sqrt((apart**2).sum(0) / 2)
     ax = plots.autocovariance(draws, num_lags=3)
     band = ax.collections[0].get_paths()[0].vertices
@@ -268,7 +370,7 @@ def shown(ax):
 def test_receptive_fields_lie_row_by_row_each_with_its_own_contrast():
     _, ax = pyplot.subplots()
     filters = np.array([[1.0, 2, -4, 0], [0, 0, 0, 0], [0.1, 0, 0, -0.05]])
-    assert plots.receptive_fields(filters, columns=2, ax=ax) is ax
+    assert plots.receptive_fields(filters, num_columns=2, ax=ax) is ax
     gap = np.nan
     expected = [
         [gap, gap, gap, gap, gap, gap, gap],
@@ -303,12 +405,16 @@ def test_images_are_white_where_nothing_is_and_black_at_one():
     np.testing.assert_allclose(shown(ax), expected)
     assert ax.images[0].get_clim() == (-1, 1)
     assert ax.images[0].get_cmap().name == "gray"
+    # White images have an edge: what is between them is neither white nor transparent.
+    *grey, opaque = ax.images[0].get_cmap()(np.ma.masked)
+    assert 0.5 < max(grey) < 1
+    assert opaque == 1
 
 
 def test_groupings_fall_in_strength_from_left_to_right():
     filters = np.eye(4)[:3]
     weights = np.array([[0.5, -1], [2, 0], [-1, -4]])
-    ax = plots.groupings(filters, weights, columns=2)
+    ax = plots.groupings(filters, weights, num_columns=2)
     tiles = shown(ax)[:-1, :-1].reshape(2, 3, 2, 3).swapaxes(1, 2)[:, :, 1:, 1:]
     expected = [[1 * filters[1], 0.5 * filters[2]], [1 * filters[2], 0.25 * filters[0]]]
     np.testing.assert_allclose(tiles.reshape(2, 2, 4), expected)
@@ -324,7 +430,10 @@ def test_groupings_fall_in_strength_from_left_to_right():
         (lambda: plots.receptive_fields(np.full((1, 4), np.nan)), "must be finite"),
         (lambda: plots.images(np.full((1, 4), 2.0)), "levels from 0 to 1, got 2 to 2"),
         (lambda: plots.images(np.ones(4)), r"rows must be finite \(row, site\)"),
-        (lambda: plots.receptive_fields(np.ones((1, 4)), columns=0), "columns must be"),
+        (
+            lambda: plots.receptive_fields(np.ones((1, 4)), num_columns=0),
+            "num_columns must be",
+        ),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones((2, 3))), r"got.*\(2, 3\)"),
         (lambda: plots.groupings(np.ones((3, 4)), np.ones(3)), r"for 3 filters"),
         (lambda: plots.groupings(np.ones((1, 4)), np.full((1, 1), np.nan)), "finite"),
@@ -339,20 +448,30 @@ def test_what_is_no_set_of_images_is_not_drawn(draw, message):
     ("draw", "message"),
     [
         (lambda: plots.agreement(np.ones(2), np.ones(3)), r"truth \(2,\), estimate"),
-        (lambda: plots.agreement([], []), "as many on both sides, and some"),
+        (lambda: plots.agreement([], []), "same shape and not be empty"),
         (lambda: plots.estimates(np.ones(2), np.ones(2), truth=[1]), r"truth \(1,\)"),
         (
             lambda: plots.population_count(compared([[1.0]], [[1.0]], [[1.0]])),
             r"one share to a count: got shape \(1, 1\)",
         ),
         (lambda: plots.couplings(np.ones(3)), r"must be \(unit, unit\)"),
-        (lambda: plots.graph(np.triu(np.ones((2, 2)))), "symmetric"),
+        (lambda: plots.couplings(np.ones((2, 2)), limit=0), "above 0, got 0"),
+        (lambda: plots.graph(np.ones((2, 2)), limit=-1), "above 0, got -1"),
+        (lambda: plots.graph(np.ones((2, 3))), r"square, got shape \(2, 3\)"),
+        (
+            lambda: plots.graph(np.triu(np.ones((2, 2)))),
+            r"symmetric, got 1 at \(0, 1\) and 0 at \(1, 0\)",
+        ),
         (lambda: plots.graph(np.ones((2, 2)), positions=np.ones(2)), r"\(2, 2\), one"),
-        (lambda: plots.graph(np.ones((2, 2)), strongest=0), "strongest must be"),
+        (lambda: plots.graph(np.ones((2, 2)), num_edges=0), "num_edges must be"),
         (lambda: plots.graph(np.ones((2, 2)), names="a"), "names must be 2"),
         (lambda: plots.weights(side([-np.inf])), "but not all of them"),
         (lambda: plots.weights(side([0, np.nan])), "finite or -inf"),
+        (lambda: plots.interval(annealed()), "of log_likelihood, got Annealed"),
         (lambda: plots.convergence([1, 2], np.ones(3)), r"\(point, repeat\)"),
+        (lambda: plots.convergence([], []), "and at least one"),
+        (lambda: plots.convergence([1, 2], [1, 0]), "above 0.* got .*and .1 0."),
+        (lambda: plots.convergence([0, 2], [1, 1]), "above 0"),
         (lambda: plots.autocovariance(np.ones((2, 5))), "finite and move"),
         (lambda: plots.autocovariance(np.ones(5)), r"\(chain, draw, ...\)"),
     ],

@@ -1,4 +1,7 @@
-"""Figures. Functions take `ax=`, draw on it and return it; matplotlib loads on call."""
+"""Figures. Functions take `ax=`, draw on it and return it; matplotlib loads on call.
+
+Axes are named where they have no name yet, and nothing has a legend until you ask.
+"""
 
 from probjax.plots.against import agreement as agreement
 from probjax.plots.against import comparison as comparison

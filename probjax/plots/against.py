@@ -23,6 +23,7 @@ from probjax.plots.canvas import (
 from probjax.types import ArrayLike
 
 NOISE = "2 standard errors"
+UNHELD = "not held by the data"
 
 
 def agreement(
@@ -64,7 +65,7 @@ def agreement(
         label=label,
         zorder=2,
     )
-    return finish(ax, ax.get_xlabel() or "truth", ax.get_ylabel() or "estimate")
+    return finish(ax, "truth", "estimate")
 
 
 def comparison(
@@ -88,19 +89,18 @@ def comparison(
     expected, observed, stderr = alike(
         expected=found.expected, observed=found.observed, stderr=found.stderr
     )
-    ax = axes(ax)
+    ax = finish(axes(ax), "model", "data")
     low, high = expected - 2 * stderr, expected + 2 * stderr
     shared = once(ax, NOISE)
     ax.vlines(expected, low, high, color=PALE, linewidth=2.5, zorder=0, label=shared)
-    agreement(expected, observed, ax=ax, label=label, color=color, marker=marker)
-    return finish(ax, "model", "data")
+    return agreement(expected, observed, ax=ax, label=label, color=color, marker=marker)
 
 
 def population_count(
     found: Comparison,
     *,
     ax: Any = None,
-    label: str = "model",
+    label: str | None = None,
     color: str = BLUE,
     linestyle: str = "-",
 ) -> Any:
@@ -114,7 +114,8 @@ def population_count(
         found: of `goodness.population_count`.
 
     >>> share = np.array([0.5, 0.4, 0.1])
-    >>> ax = population_count(Comparison(share, share, share / 10, np.zeros(3)))
+    >>> found = Comparison(share, share, share / 10, np.zeros(3))
+    >>> ax = population_count(found, label="model")
     >>> ax.get_yscale(), [line.get_label() for line in ax.lines]
     ('log', ['data', 'model'])
     """
@@ -152,7 +153,7 @@ def estimates(
     *,
     truth: ArrayLike | None = None,
     ax: Any = None,
-    label: str | None = "learned",
+    label: str | None = None,
     color: str = BLUE,
 ) -> Any:
     """Parameters in order, with bars of two standard errors to either side.
@@ -182,7 +183,7 @@ def estimates(
     bar = ax.errorbar(places[held], values[held], 2 * stderr[held], label=label, **bars)
     bar[2][0].set_alpha(0.35)
     if not held.all():
-        ring = {"color": color, "mfc": "none", "label": "not held by the data"}
+        ring = {"color": color, "mfc": "none", "label": once(ax, UNHELD)}
         ax.plot(places[~held], values[~held], "o", **ring)
     ax.locator_params(axis="x", integer=True)
     by = "of its estimate" if truth is None else "of its true value"

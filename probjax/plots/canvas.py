@@ -33,14 +33,17 @@ def axes(ax: Any) -> Any:
     return load_pyplot().subplots(layout="constrained")[1] if ax is None else ax
 
 
-def finish(ax: Any, xlabel: str | None = None, ylabel: str | None = None) -> Any:
+def name_axes(ax: Any, xlabel: str = "", ylabel: str = "") -> Any:
+    """Name the axes that have no name yet: the caller's words are never replaced."""
+    ax.set_xlabel(ax.get_xlabel() or xlabel)
+    ax.set_ylabel(ax.get_ylabel() or ylabel)
+    return ax
+
+
+def finish(ax: Any, xlabel: str = "", ylabel: str = "") -> Any:
     """Name the axes and take away the frame where it says nothing."""
     ax.spines[["top", "right"]].set_visible(False)
-    if xlabel is not None:
-        ax.set_xlabel(xlabel)
-    if ylabel is not None:
-        ax.set_ylabel(ylabel)
-    return ax
+    return name_axes(ax, xlabel, ylabel)
 
 
 def once(ax: Any, label: str) -> str | None:
@@ -54,5 +57,7 @@ def alike(**arrays: ArrayLike) -> list[np.ndarray]:
     shapes = {array.shape for array in found.values()}
     if len(shapes) > 1 or any(array.size == 0 for array in found.values()):
         said = ", ".join(f"{name} {array.shape}" for name, array in found.items())
-        raise ValueError(f"entries must be as many on both sides, and some: got {said}")
+        raise ValueError(
+            f"arrays must have the same shape and not be empty: got {said}"
+        )
     return [array.ravel() for array in found.values()]

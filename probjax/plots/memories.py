@@ -12,7 +12,7 @@ def capacity(
     ax: Any = None,
     label: str | None = None,
     color: str = BLUE,
-    marker: str = "",
+    marker: str = "o",
     linestyle: str = "-",
 ) -> Any:
     """The share of random patterns stored against how many there were.

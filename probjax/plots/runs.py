@@ -9,6 +9,8 @@ from probjax import diagnostics
 from probjax.plots.canvas import BLUE, axes, finish
 from probjax.types import ArrayLike, PyTree, check_count
 
+LEAST = 20
+
 
 def convergence(
     spent: ArrayLike,
@@ -38,6 +40,11 @@ def convergence(
             f"errors must be (point,) or (point, repeat) for {spent.shape} of what was "
             f"spent, got {errors.shape}"
         )
+    if errors.size == 0 or (errors <= 0).any() or (spent <= 0).any():
+        raise ValueError(
+            "spent and errors must be above 0, as both axes are logarithmic, and at "
+            f"least one: got {spent} and {errors}"
+        )
     ax = axes(ax)
     repeats = errors.reshape(len(spent), -1)
     style: dict[str, Any] = {"color": color, "marker": marker}
@@ -62,23 +69,28 @@ def autocovariance(
 ) -> Any:
     """How long chains remember: autocovariance over variance, of all coordinates.
 
-    The band is two standard errors to either side, by the spread of the chains.
+    Both are about the mean of all chains: to a chain's own covariances is added the
+    square of how far its mean is from theirs, so that chains which disagree come to
+    rest above 0. It is a ratio of sums over coordinates, and the widest decide: scale
+    them first if all should count. The band is two standard errors to either side, by
+    the spread of the chains.
 
     Args:
         draws: `(chain, draw, ...)`, as `sample(...).x`.
         cost: of a draw, as gradients, so that samplers can be compared by it.
         unit: of the cost.
-        num_lags: how many to show; if None twice as many as it takes to come to 0.
+        num_lags: how many to show; if None twice as many as it takes to come to 0, at
+            least 20.
 
     >>> draws = np.random.default_rng(0).normal(size=(4, 500))
     >>> ax = autocovariance(draws, cost=2.0, unit="gradients", num_lags=3)
     >>> ax.lines[1].get_xdata().tolist()
     [0.0, 2.0, 4.0]
     """
-    curve, noise = _of_chains(diagnostics.autocovariance(draws))
+    curve, noise = _of_chains(draws)
     if num_lags is None:
         crossed = np.flatnonzero(curve <= 0)
-        num_lags = 2 * int(crossed[0]) if crossed.size else len(curve)
+        num_lags = max(2 * int(crossed[0]), LEAST) if crossed.size else len(curve)
     check_count("num_lags", num_lags)
     curve, noise = curve[:num_lags], noise[:num_lags]
     spent = cost * np.arange(len(curve))
@@ -91,11 +103,10 @@ def autocovariance(
     return finish(ax, f"{unit} between", "autocovariance / variance")
 
 
-def _of_chains(covariances):
+def _of_chains(draws):
     """The ratio of sums over chains and coordinates, and its standard error."""
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(covariances)]
-    flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves]
-    chains = np.concatenate(flat, axis=2).sum(axis=2)
+    covariances = jax.tree.map(_about_all, diagnostics.autocovariance(draws), draws)
+    chains = np.sum(jax.tree.leaves(covariances), axis=0)
     mean = np.mean(chains, axis=0)
     if not mean[0] > 0:
         raise ValueError("draws must be finite and move, to have an autocovariance")
@@ -105,3 +116,11 @@ def _of_chains(covariances):
     apart = (chains - chains[:, :1] * curve) / mean[0]
     noise = np.sqrt(np.sum(apart**2, axis=0) / max(count - 1, 1) / count)
     return curve, noise if count > 1 else np.zeros_like(curve)
+
+
+def _about_all(covariances, draws):
+    """Covariances `(chain, lag)` about the mean of all chains, over coordinates."""
+    means = np.asarray(draws).mean(axis=1, dtype=float)
+    apart = np.square(means - means.mean(axis=0))
+    own = np.asarray(covariances, float)
+    return (own + apart[:, None]).reshape(*own.shape[:2], -1).sum(axis=2)

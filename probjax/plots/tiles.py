@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from probjax.plots.canvas import axes
+from probjax.plots.canvas import PALE, axes, load_pyplot
 from probjax.types import ArrayLike, check_count
 
 
@@ -13,7 +13,7 @@ def receptive_fields(
     filters: ArrayLike,
     *,
     shape: tuple[int, int] | None = None,
-    columns: int | None = None,
+    num_columns: int | None = None,
     ax: Any = None,
 ) -> Any:
     """Filters as images side by side, of equal contrast, grey being zero.
@@ -24,16 +24,14 @@ def receptive_fields(
     Args:
         filters: one a row, `(filter, site)`.
         shape: rows and columns of pixels of each; square if None.
-        columns: how many side by side; about as many as below each other if None.
+        num_columns: how many side by side; about as many as below each other if None.
 
-    >>> ax = receptive_fields(np.eye(6), shape=(2, 3), columns=6)
+    >>> ax = receptive_fields(np.eye(6), shape=(2, 3), num_columns=6)
     >>> ax.images[0].get_array().shape
     (4, 25)
     """
     tiles = _filters(filters, shape)
-    columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
-    check_count("columns", columns)
-    return _mosaic(tiles, columns, ax)
+    return _mosaic(tiles, num_columns, ax)
 
 
 def groupings(
@@ -41,7 +39,7 @@ def groupings(
     weights: ArrayLike,
     *,
     shape: tuple[int, int] | None = None,
-    columns: int = 10,
+    num_columns: int = 10,
     ax: Any = None,
 ) -> Any:
     """What groups pool: a row a group, its filters from the strongest to the weakest.
@@ -53,14 +51,14 @@ def groupings(
         filters: as for `receptive_fields`.
         weights: one column a group, `(filter, group)`.
         shape: as for `receptive_fields`.
-        columns: how many of a group's filters to show, at most.
+        num_columns: how many of a group's filters to show, at most.
 
-    >>> ax = groupings(np.eye(4), np.ones((4, 2)), columns=3)
+    >>> ax = groupings(np.eye(4), np.ones((4, 2)), num_columns=3)
     >>> ax.images[0].get_array().shape
     (7, 10)
     """
     tiles, weights = _filters(filters, shape), np.asarray(weights)
-    check_count("columns", columns)
+    check_count("num_columns", num_columns)
     fits = weights.ndim == 2 and len(weights) == len(tiles) and weights.size > 0
     if not (fits and np.isfinite(weights).all()):
         raise ValueError(
@@ -68,7 +66,7 @@ def groupings(
             f"shape {weights.shape}"
         )
     strength = np.abs(weights.T)
-    order = np.argsort(-strength, axis=1, kind="stable")[:, :columns]
+    order = np.argsort(-strength, axis=1, kind="stable")[:, :num_columns]
     contrast = _normalised(np.take_along_axis(strength, order, axis=1))
     shown = contrast[:, :, None, None] * tiles[order]
     return _mosaic(shown.reshape(-1, *tiles.shape[1:]), order.shape[1], ax)
@@ -78,15 +76,17 @@ def images(
     rows: ArrayLike,
     *,
     shape: tuple[int, int] | None = None,
-    columns: int | None = None,
+    num_columns: int | None = None,
     ax: Any = None,
 ) -> Any:
     """Images side by side, white at 0 and black at 1: data, or samples of a model.
 
+    Between them is pale grey, so that what is white has an edge.
+
     Args:
         rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
         shape: as for `receptive_fields`.
-        columns: likewise.
+        num_columns: likewise.
 
     >>> ax = images(np.zeros((9, 16)))
     >>> ax.images[0].get_array().shape
@@ -97,9 +97,7 @@ def images(
         least, most = rows.min(), rows.max()
         raise ValueError(f"rows must be levels from 0 to 1, got {least:g} to {most:g}")
     tiles = _tiles("rows", rows, shape)
-    columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
-    check_count("columns", columns)
-    return _mosaic(1 - 2 * tiles, columns, ax)
+    return _mosaic(1 - 2 * tiles, num_columns, ax, gutter=PALE)
 
 
 def _filters(filters, shape):
@@ -131,8 +129,10 @@ def _normalised(rows):
     return rows / np.where(largest > 0, largest, 1)
 
 
-def _mosaic(tiles, columns, ax):
-    """Images row by row, with a line of nothing, shown white, around each."""
+def _mosaic(tiles, columns, ax, *, gutter="none"):
+    """Images row by row, with a line of nothing around each, in a colour of its own."""
+    columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
+    check_count("num_columns", columns)
     ax = axes(ax)
     count, height, width = tiles.shape
     framed = np.full((-(-count // columns) * columns, height + 1, width + 1), np.nan)
@@ -140,6 +140,7 @@ def _mosaic(tiles, columns, ax):
     sheet = framed.reshape(-1, columns, height + 1, width + 1).swapaxes(1, 2)
     sheet = sheet.reshape(-1, columns * (width + 1))
     sheet = np.pad(sheet, ((0, 1), (0, 1)), constant_values=np.nan)
-    ax.imshow(sheet, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+    shades = load_pyplot().get_cmap("gray").with_extremes(bad=gutter)
+    ax.imshow(sheet, cmap=shades, vmin=-1, vmax=1, interpolation="nearest")
     ax.set_axis_off()
     return ax
