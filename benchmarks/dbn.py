@@ -215,8 +215,8 @@ def likelihoods(rows: Rows, learned: dict[str, Learned], scale: Scale) -> Table:
             "lower",
             "upper",
             "network, bound",
-            "stderr",
-            "lower",
+            "its stderr",
+            "its lower end",
         ),
         figures,
         "Mean log-likelihoods of test digits in nats. Seconds are for all four, "

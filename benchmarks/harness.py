@@ -115,6 +115,9 @@ def show(table: Table) -> None:
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence]) -> str:
     """A table in Markdown, its columns as wide as what is in them."""
+    if len(set(columns)) < len(columns):
+        # A record of a row is a dictionary by column.
+        raise ValueError(f"columns must differ, got {columns}")
     cells = [tuple(map(_written, row)) for row in (columns, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     lines = [

@@ -240,11 +240,11 @@ def times(options: Options, name: str, target: Target) -> Table:
             "time in gradients",
             "+-",
             "gain",
-            "+-",
+            "gain, +-",
             "known",
             "gain as made",
             "energy off",
-            "+-",
+            "energy, +-",
         ),
         time_rows(calls, target, budget),
         "Time: the integrated autocorrelation time of the coordinate that is widest, "

@@ -63,7 +63,7 @@ def small_job(num_epochs: int) -> Job:
     return Job(
         f"An RBM of 64 x {HIDDEN} units, {num_epochs} epochs of digits",
         "time, of the first",
-        ("ms an epoch", "log p, learned from", "+-", "log p, others", "+- "),
+        ("ms an epoch", "log p, learned from", "+-", "log p, others", "its +-"),
         judge,
         "Exact mean log-likelihoods in nats, of rows learned from and of the others; "
         "errors over keys, one for every turn. Seconds after compiling, checks of the "
