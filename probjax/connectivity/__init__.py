@@ -13,17 +13,26 @@ Reference: thesis, "Choosing the Connectivity Function g", "Sampling the Connect
 Function g_ij" and "Continuous State Spaces".
 """
 
-from probjax.connectivity.blocks import BlockChanges as BlockChanges
-from probjax.connectivity.blocks import pairs as pairs
-from probjax.connectivity.flips import AllFlips as AllFlips
-from probjax.connectivity.flips import BitFlips as BitFlips
-from probjax.connectivity.flips import RandomFlips as RandomFlips
-from probjax.connectivity.general import Joined as Joined
-from probjax.connectivity.general import Listed as Listed
-from probjax.connectivity.general import Proposal as Proposal
-from probjax.connectivity.sites import SiteChanges as SiteChanges
-from probjax.connectivity.steps import BallSteps as BallSteps
-from probjax.connectivity.steps import CubeSteps as CubeSteps
-from probjax.connectivity.steps import GaussianSteps as GaussianSteps
-from probjax.connectivity.steps import Steps as Steps
-from probjax.connectivity.trajectories import Hamiltonian as Hamiltonian
+from probjax.connectivity.blocks import BlockChanges, pairs
+from probjax.connectivity.flips import AllFlips, BitFlips, RandomFlips
+from probjax.connectivity.general import Joined, Listed, Proposal
+from probjax.connectivity.sites import SiteChanges
+from probjax.connectivity.steps import BallSteps, CubeSteps, GaussianSteps, Steps
+from probjax.connectivity.trajectories import Hamiltonian
+
+__all__ = [
+    "AllFlips",
+    "BallSteps",
+    "BitFlips",
+    "BlockChanges",
+    "CubeSteps",
+    "GaussianSteps",
+    "Hamiltonian",
+    "Joined",
+    "Listed",
+    "pairs",
+    "Proposal",
+    "RandomFlips",
+    "SiteChanges",
+    "Steps",
+]

@@ -1,31 +1,56 @@
 """Markov chains that leave a model unchanged. Each sees one state at a time."""
 
-from probjax.leapfrog import Bounds as Bounds
-from probjax.leapfrog import drift_kick_drift as drift_kick_drift
-from probjax.leapfrog import kick_drift_kick as kick_drift_kick
-from probjax.samplers.cluster import SwendsenWang as SwendsenWang
-from probjax.samplers.cluster import Wolff as Wolff
-from probjax.samplers.gibbs import ColourGibbs as ColourGibbs
-from probjax.samplers.gibbs import HeatBath as HeatBath
-from probjax.samplers.gibbs import colours as colours
-from probjax.samplers.gibbs import every_site as every_site
-from probjax.samplers.gibbs import random_sites as random_sites
-from probjax.samplers.hmc import HMC as HMC
-from probjax.samplers.hmc import Jitter as Jitter
-from probjax.samplers.hmc import Momentum as Momentum
-from probjax.samplers.hmc import reduced_flip as reduced_flip
-from probjax.samplers.hmc import slice_flip as slice_flip
-from probjax.samplers.hmc import standard_flip as standard_flip
-from probjax.samplers.lookahead import LookAheadHMC as LookAheadHMC
-from probjax.samplers.metropolis import Metropolis as Metropolis
-from probjax.samplers.run import Draws as Draws
-from probjax.samplers.run import Means as Means
-from probjax.samplers.run import resume as resume
-from probjax.samplers.run import resume_mean as resume_mean
-from probjax.samplers.run import sample as sample
-from probjax.samplers.run import sample_mean as sample_mean
-from probjax.samplers.tempering import Tempered as Tempered
-from probjax.samplers.tempering import swap_rates as swap_rates
-from probjax.samplers.tuning import LENGTHS as LENGTHS
-from probjax.samplers.tuning import MATRIX as MATRIX
-from probjax.samplers.tuning import tune as tune
+from probjax.leapfrog import Bounds, drift_kick_drift, kick_drift_kick
+from probjax.samplers.cluster import SwendsenWang, Wolff
+from probjax.samplers.gibbs import (
+    ColourGibbs,
+    HeatBath,
+    colours,
+    every_site,
+    random_sites,
+)
+from probjax.samplers.hmc import (
+    HMC,
+    Jitter,
+    Momentum,
+    reduced_flip,
+    slice_flip,
+    standard_flip,
+)
+from probjax.samplers.lookahead import LookAheadHMC
+from probjax.samplers.metropolis import Metropolis
+from probjax.samplers.run import Draws, Means, resume, resume_mean, sample, sample_mean
+from probjax.samplers.tempering import Tempered, swap_rates
+from probjax.samplers.tuning import LENGTHS, MATRIX, tune
+
+__all__ = [
+    "Bounds",
+    "ColourGibbs",
+    "colours",
+    "Draws",
+    "drift_kick_drift",
+    "every_site",
+    "HeatBath",
+    "HMC",
+    "Jitter",
+    "kick_drift_kick",
+    "LENGTHS",
+    "LookAheadHMC",
+    "MATRIX",
+    "Means",
+    "Metropolis",
+    "Momentum",
+    "random_sites",
+    "reduced_flip",
+    "resume",
+    "resume_mean",
+    "sample",
+    "sample_mean",
+    "slice_flip",
+    "standard_flip",
+    "swap_rates",
+    "SwendsenWang",
+    "Tempered",
+    "tune",
+    "Wolff",
+]
