@@ -89,8 +89,12 @@ def graph(
     ways = places if positions is None else np.tile([0.0, 1.0], (len(places), 1))
     named = () if names is None else names
     for name, place, way in zip(named, places, ways, strict=False):
-        beside = {"textcoords": "offset points", "ha": "center", "va": "center"}
-        ax.annotate(name, place, tuple(11 * way), fontsize=8, **beside)
+        sides = {-1: "right", 0: "center", 1: "left"}
+        beside = {"ha": sides[round(1.4 * way[0])], "va": "center", "fontsize": 8}
+        offset = (7 * way[0], 9 * way[1])
+        ax.annotate(name, place, offset, textcoords="offset points", **beside)
+    if len(named):
+        ax.margins(0.25)
     ax.set_aspect("equal")
     ax.set_axis_off()
     return ax
