@@ -13,6 +13,7 @@ from probjax import (
     Bernoulli,
     Gaussian,
     HeatBath,
+    PersistentMPF,
     ais,
     fit,
     ising,
@@ -47,6 +48,10 @@ def annealing(key=KEY, base=Bernoulli(3), sampler=HeatBath()):
         (fitting(penalty=L2), r"penalty must be made as L2\(1e-4\), got the class"),
         (fitting(optimizer="adam"), r"made as optax.adam\(1e-3\), got 'adam'"),
         (fitting(optimizer=optax.adam), r"made as optax.adam\(1e-3\), got <function"),
+        (
+            fitting(objective=PersistentMPF(ising.energy, sampler=HeatBath())),
+            "PersistentMPF compares rows with states .* give num_rounds=50",
+        ),
         (fitting(key=0), r"key must be made as jax.random.key\(0\), got 0"),
         (sampling(key=np.random.default_rng(0)), r"key must be made as jax.random.key"),
         (sampling(sampler=HeatBath), "HMC.0.1., got the class HeatBath"),
