@@ -65,7 +65,7 @@ def _potts(model: Model) -> Couplings:
         "contact score; high: strongly coupled",
         "contact scores (norms, corrected for busy sites); high: strongly coupled, "
         "whichever letters go together",
-        np.asarray(model.params.coupling != 0).any(axis=(1, 2)),
+        np.asarray((model.params.coupling != 0).any(axis=(1, 2))),
     )
 
 
