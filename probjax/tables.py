@@ -264,7 +264,7 @@ def _refuse_index(cells):
         rest = _floats(cells[:, 1:])
         if rest is None or np.isin(rest, (-1, 0, 1)).all():
             raise ValueError(
-                "counts its rows: column 1 looks like an index: leave it out"
+                "has a column too many: column 1 looks like an index: leave it out"
             )
 
 
@@ -295,7 +295,7 @@ def _refuse_fractions(found, numbers):
     row, column = wrong[0]
     place = found.place(row, column)
     if np.isnan(numbers[row, column]):
-        raise ValueError(f"misses an entry: {place} is missing: {_ADVICE}")
+        raise ValueError(f"misses an entry at {place}: {_ADVICE}")
     raise ValueError(
         f"must hold bits, spins or letters, but {place} is no whole number: "
         f"{found.cells[row, column]}"
@@ -305,9 +305,7 @@ def _refuse_fractions(found, numbers):
 def _spelled(found, text: np.ndarray, alphabet) -> tuple[np.ndarray, tuple[str, ...]]:
     empty = np.argwhere(text == "")
     if len(empty):
-        raise ValueError(
-            f"misses an entry: {found.place(*empty[0])} is empty: {_ADVICE}"
-        )
+        raise ValueError(f"misses an entry at {found.place(*empty[0])}: {_ADVICE}")
     symbols, x = np.unique(text, return_inverse=True)
     x = x.reshape(text.shape)
     if alphabet is None:

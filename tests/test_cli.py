@@ -210,7 +210,7 @@ def test_columns_go_by_their_names(run):
         ("--model ising --l1 0.05", 2, "6 pairs are coupled"),
         ("--model hopfield --l1 0.05", 2, "6 pairs are coupled"),
         ("--model potts --l1 0.05", 3, "6 pairs are coupled"),
-        ("--model rbm --hidden 3 --l1 0.01", 2, "12 weights are not zero"),
+        ("--model rbm --hidden 3 --l1 0.002", 2, "12 weights are not zero"),
     ],
 )
 def test_l1_leaves_zeros_and_biases(run, asked, num_states, total):

@@ -223,7 +223,7 @@ def test_names_of_classes_are_refused(asked, said):
 
 def test_grey_values_are_told_of():
     with pytest.warns(UserWarning, match="those above binarize=0.5 count as 1"):
-        Ising(binarize=0.5, max_iter=1).fit(_rows() + np.linspace(0, 0.1, 4))
+        Ising(binarize=0.5).fit(_rows() + np.linspace(0, 0.1, 4))
 
 
 def test_what_cannot_be_trusted_or_minimised_is_said(monkeypatch):
