@@ -34,7 +34,11 @@ def of(model: Model) -> Couplings:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """NaN on the diagonal: biases there would outshine what is coupled."""
+    """NaN on the diagonal: biases there would outshine what is coupled.
+
+    >>> off_diagonal(np.array([[9.0, 0.5], [0.5, 9.0]])).tolist()
+    [[nan, 0.5], [0.5, nan]]
+    """
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 

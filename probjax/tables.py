@@ -135,7 +135,15 @@ def write(
 def write_csv(
     path: str | Path, rows: Iterable[Sequence], header: tuple[str, ...] = ()
 ) -> None:
-    """Write rows of anything, after a header if there is one."""
+    """Write rows of anything, after a header if there is one.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "couplings.csv"
+    ...     write_csv(path, [[0.5, 0.0], [0.0, 0.5]], header=("a", "b"))
+    ...     path.read_text().split()
+    ['a,b', '0.5,0.0', '0.0,0.5']
+    """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([header] if header else [])
