@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from probjax import __version__
+
 _ABOUT = """Learn models of bits, spins and letters whose partition function is unknown.
 
   probjax fit spikes.npy --out model.npz      learn an Ising model of rows
@@ -17,17 +19,22 @@ _ABOUT = """Learn models of bits, spins and letters whose partition function is 
   probjax sample model.npz --num 1000         rows drawn from it
   probjax demo                                a first look, in a minute
 
-Tables are .npy, .npz or .csv files with a row for each observation and a column for
-each site. `probjax fit --help` and so on tell more, with examples."""
+Tables are .npy, .npz, .csv or .tsv files with a row for each observation and a column
+for each site. `probjax fit --help` and so on tell more, with examples."""
 
 _FIT = """Learn a model without its partition function, and write it to a file.
 
 Entries are bits, spins of -1 and 1, whole numbers from 0 (for --model potts) or text,
-as A,C,G,T; a .csv may have a header. The file written holds arrays, and no pickle."""
+as A,C,G,T; a .csv may have a header, whose names the model keeps. The file written
+holds arrays, and no pickle.
+
+Couplings are J of E = x'Jx, where likely states x of 0 and 1 have a low energy E: a
+positive J_ij means "seldom on together", and 2 J_ij is the energy of the pair. Those of
+hopfield are of E = -x'Jx / 2 + theta'x, and have the other sign."""
 
 _FIT_EXAMPLE = """examples:
   probjax fit spikes.npy
-  probjax fit votes.csv --estimator pseudolikelihood --l1 0.01 --out votes.npz
+  probjax fit votes.csv --estimator pseudolikelihood --l1 0.01 --couplings J.csv
   probjax fit family.csv --model potts --l2 0.01 --figures out
   probjax fit digits.npz --array train --model rbm --hidden 50"""
 
@@ -98,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"probjax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_fit(_command(commands, "fit", "learn a model of a table", _FIT, _FIT_EXAMPLE))
     example = "example:\n  probjax evaluate model.npz held-out.npy"
@@ -144,11 +152,9 @@ def _add_fit(parser):
         "--l2", type=_strength, default=1e-4, help="strength of the penalty (1e-4)"
     )
     penalty.add_argument(
-        "--l1", type=_strength, help="the same, for parameters that are exactly 0"
+        "--l1", type=_strength, help="the same, for couplings that are exactly 0"
     )
-    parser.add_argument(
-        "--hidden", type=_count, default=16, help="hidden units of an rbm (16)"
-    )
+    parser.add_argument("--hidden", type=_count, help="hidden units of an rbm (16)")
     parser.add_argument(
         "--states", type=_count, help="letters of a potts model (as the data have)"
     )
@@ -157,6 +163,13 @@ def _add_fit(parser):
     )
     parser.add_argument(
         "--out", type=Path, default=Path("model.npz"), help="file (model.npz)"
+    )
+    parser.add_argument(
+        "--couplings",
+        type=Path,
+        help="a .csv to write couplings to, under the names of the sites: J, of ising "
+        "with biases on the diagonal; contact scores of potts; weights of an rbm, a "
+        "row for each hidden unit",
     )
     _add_rest(parser)
 
@@ -186,7 +199,7 @@ def _add_sample(parser):
 
 
 def _add_table(parser):
-    parser.add_argument("data", type=Path, help="table: .npy, .npz or .csv")
+    parser.add_argument("data", type=Path, help="table: .npy, .npz, .csv or .tsv")
     parser.add_argument("--array", help="which array of an .npz with several")
 
 

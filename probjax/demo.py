@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from probjax import exact, plots
+from probjax.commands import say
 from probjax.fitting import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF
@@ -48,8 +49,9 @@ class Outcome(NamedTuple):
 def run(folder: Path) -> Path:
     """Print the table, draw the figure in `folder` and say where it is."""
     plots.load_pyplot()
-    print(
-        f"Drawing {2 * NUM_STATES:,} exact states of a 10x10 spin glass ...", flush=True
+    say(
+        f"drawing {2 * NUM_STATES:,} exact states of a 10x10 spin glass, of which half "
+        "are held out ..."
     )
     glass_key, state_key, fit_key = jax.random.split(jax.random.key(0), 3)
     truth = exact.lattice.spin_glass(glass_key, SHAPE, variance=VARIANCE)
@@ -58,7 +60,7 @@ def run(folder: Path) -> Path:
     )
     train, test = draws[:NUM_STATES], draws[NUM_STATES:]
     moments = exact.lattice.moments(truth, SHAPE, periodic=True)
-    print("Learning it back, and comparing with the truth exactly ...", flush=True)
+    say("compiling, learning it back, and comparing with the truth exactly ...")
     objectives = {
         "MPF": MPF(ising.energy),
         "pseudolikelihood": PseudoLikelihood(ising.energy),

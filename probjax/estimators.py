@@ -81,6 +81,8 @@ class _Density(DensityMixin, BaseEstimator):
             y: ignored.
             sample_weight: how much each row counts; 2 is the row given twice.
         """
+        _refuse_names("penalty", "L1 or L2", self.penalty)
+        _refuse_names("objective", "MPF or PseudoLikelihood", self.objective)
         x = self._states(X, reset=True)
         weights = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         data = families.counted(x, weights)
@@ -151,6 +153,12 @@ class _Bits(_Density):
     def _states(self, X: Any, *, reset: bool) -> np.ndarray:
         x = np.asarray(validate_data(self, X, reset=reset))
         if self.binarize is not None:
+            if reset and _is_grey(x):
+                warnings.warn(
+                    f"X has more than two values: those above binarize={self.binarize} "
+                    "count as 1, all others as 0",
+                    stacklevel=3,
+                )
             return x > self.binarize
         if not np.isin(x, (0, 1)).all():
             raise ValueError(
@@ -169,12 +177,13 @@ class Ising(_Bits):
     Args:
         objective: what is minimised: `MPF`, `PseudoLikelihood`, `MaximumLikelihood`
             (up to 20 bits), or any function of an energy that makes an objective.
-        penalty: `L2`, or `L1` for couplings that are exactly zero; on all parameters,
-            so that units that never change have finite ones.
+        penalty: `L2` on all parameters, so that units that never change have finite
+            ones; or `L1` for couplings that are exactly zero, which leaves biases but
+            for a faint `L2`. The class itself, and no name of it.
         strength: of the penalty; 0 for none.
         binarize: what is above it is 1 and all else 0, as in scikit-learn's
             `BernoulliNB`; bits, booleans and spins of -1 and 1 are then taken alike.
-            None to refuse all but 0 and 1.
+            None to refuse all but 0 and 1. Of more than two values a warning tells.
         max_iter: steps of descent at most; a warning says if they were too few.
         annealing_steps: distributions on the way to log Z where it cannot be summed; 0
             not to estimate it, as where scores are not wanted.
@@ -388,6 +397,16 @@ class Potts(_Density):
 
     def _start(self, key: PRNGKeyArray, data: Data) -> potts.Params:
         return potts.init(key, data.x.shape[1], self.num_states_, scale=0.0)
+
+
+def _refuse_names(parameter, examples, given):
+    """A string would fail only when called, as trouble of another kind."""
+    if not callable(given):
+        raise ValueError(f"{parameter} must be {examples}, the class, got {given!r}")
+
+
+def _is_grey(x):
+    return bool(((x != x.min()) & (x != x.max())).any())
 
 
 def _key(random_state):

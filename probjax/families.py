@@ -35,6 +35,7 @@ from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.samplers import Draws, HeatBath, sample
+from probjax.sparing import spare_biases
 from probjax.types import (
     Array,
     Chart,
@@ -79,6 +80,8 @@ class Family(NamedTuple):
     """The way from independent units; None for the geometric one."""
     chart: Callable[[Params, Data], Chart | None]
     """Good coordinates to descend in, for penalties that are smooth."""
+    couplings_only: Callable[[Params], Params]
+    """Weights of a penalty: 1 on what couples, 0 on biases."""
 
 
 class Model(NamedTuple):
@@ -91,6 +94,8 @@ class Model(NamedTuple):
     """Independent units as in the data: where annealing and chains begin."""
     alphabet: tuple[str, ...] = ()
     """What the letters 0, 1, ... are called in files; () if just that."""
+    names: tuple[str, ...] = ()
+    """What the sites are called, as in the header of a file; () if nothing."""
 
 
 class Normaliser(NamedTuple):
@@ -146,7 +151,10 @@ def learn(
     penalty: Penalty | None,
     max_steps: int,
 ) -> tuple[Model, Fit]:
-    """Fit a model by descent from `start` in the coordinates of its family."""
+    """Fit a model by descent from `start` in the coordinates of its family.
+
+    A penalty that leaves zeros, and has no weights of its own, is on couplings alone.
+    """
     if not getattr(objective, "minimised", True):
         raise ValueError(
             f"{type(objective).__name__} is no loss to be minimised: fit it with an "
@@ -154,6 +162,8 @@ def learn(
         )
     kind = FAMILIES[family]
     smooth = penalty is None or penalty.smooth
+    if penalty is not None and not smooth:
+        penalty = spare_biases(penalty, kind.couplings_only(start))
     found = fit(
         key,
         objective,
@@ -203,7 +213,7 @@ def from_both_sides(key: PRNGKeyArray, model: Model, *, num_steps: int) -> Norma
         lower=float(both.lower),
         upper=float(both.upper),
         trusted=bool(both.lower <= both.upper) and _enough(both.forward),
-        said=f"annealed from both sides: {both.describe()}",
+        said=_in_short(both),
     )
 
 
@@ -301,6 +311,15 @@ def _anneal(anneal, key, model, *, num_steps):
     )
 
 
+def _in_short(both: Bracket) -> str:
+    if not both.lower <= both.upper:
+        return f"annealed, but {both.describe()}"
+    return (
+        f"annealed from both sides: {float(both.lower):.6g} to {float(both.upper):.6g},"
+        f" {float(both.forward.ess):.0f} of {NUM_PARTICLES} particles count"
+    )
+
+
 def _enough(annealed: Annealed) -> bool:
     return bool(annealed.ess >= FEW)
 
@@ -336,7 +355,15 @@ def _grown(params: rbm.Params, base: Independent) -> rbm.Growth:
     return rbm.Growth(visible, rbm.hidden_log_odds(params, jax.nn.sigmoid(visible)))
 
 
-def _by_states(energy: Energy, space: Callable, chart: Callable) -> Family:
+def _weights_only(params: hopfield.Params) -> hopfield.Params:
+    return hopfield.Params(
+        jnp.ones_like(params.weight), jnp.zeros_like(params.threshold)
+    )
+
+
+def _by_states(
+    energy: Energy, space: Callable, chart: Callable, couplings_only: Callable
+) -> Family:
     """A family of which every state is summed, and every site redrawn."""
 
     def log2_terms(params):
@@ -355,15 +382,23 @@ def _by_states(energy: Energy, space: Callable, chart: Callable) -> Family:
         sampler=lambda params: HeatBath(space(params).num_states),
         path=lambda params, base: None,
         chart=chart,
+        couplings_only=couplings_only,
     )
 
 
 FAMILIES: dict[str, Family] = {
     "ising": _by_states(
-        ising.energy, _ising_space, lambda start, data: ising.centred(data)
+        ising.energy,
+        _ising_space,
+        lambda start, data: ising.centred(data),
+        ising.couplings_only,
     ),
-    "potts": _by_states(potts.energy, _potts_space, lambda start, data: None),
-    "hopfield": _by_states(hopfield.energy, _hopfield_space, lambda start, data: None),
+    "potts": _by_states(
+        potts.energy, _potts_space, lambda start, data: None, potts.couplings_only
+    ),
+    "hopfield": _by_states(
+        hopfield.energy, _hopfield_space, lambda start, data: None, _weights_only
+    ),
     "rbm": Family(
         energy=rbm.energy,
         space=_rbm_space,
@@ -372,6 +407,7 @@ FAMILIES: dict[str, Family] = {
         sampler=lambda params: rbm.BlockGibbs(),
         path=_grown,
         chart=rbm.centred,
+        couplings_only=rbm.weights_only,
     ),
 }
 """The kinds of models, by name."""

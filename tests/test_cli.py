@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import probjax
 from probjax import exact, families, ising, potts, rbm, storage
 from probjax.cli import main
 
@@ -20,13 +21,18 @@ def _rows(num_states=2):
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Run a command in a folder of its own: its exit code, and what it printed."""
+    """Run a command in a folder of its own: its exit code, report and troubles.
+
+    What it says while it works is left out.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(line):
         code = main(line.split())
         printed = capsys.readouterr()
-        return code, printed.out, printed.err
+        said = printed.err.splitlines(keepends=True)
+        trouble = [line for line in said if not line.endswith(" ...\n")]
+        return code, printed.out, "".join(trouble)
 
     return run
 
@@ -82,10 +88,13 @@ def test_rows_come_back_as_they_were_called(run, symbols):
     np.savetxt("x.csv", named, "%s", ",", header="a,b,c,d", comments="")
     code, report, _ = run("fit x.csv --estimator pseudolikelihood --l1 0.2")
     assert code == 0
-    assert f"after a header; letters: {', '.join(symbols)}" in report
+    called = {"-1": "spins of -1 and 1", "no": "letters: no, yes"}[symbols[0]]
+    assert f"after a header; {called}" in report
+    assert f"seldom '{symbols[1]}' together" in _entry(report, "couplings")
     assert np.sum(np.asarray(storage.load("model.npz").params.coupling) == 0) >= 4
     assert run("sample model.npz --num 50 --out drawn.csv")[0] == 0
-    drawn = np.loadtxt("drawn.csv", str, delimiter=",")
+    head, *drawn = np.loadtxt("drawn.csv", str, delimiter=",")
+    assert head.tolist() == ["a", "b", "c", "d"]
     assert set(np.unique(drawn)) == set(symbols)
     code, _, said = run("evaluate model.npz drawn.csv")
     assert (code, said) == (0, "")
@@ -99,7 +108,10 @@ def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
     np.savez("x.npz", train=_rows(), test=_rows()[:50])
     assert run("fit x.npz --array train --model hopfield --l2 0.001")[0] == 0
     asked = "evaluate model.npz x.npz --array test --annealing-steps 50"
-    truth = _number(run(asked)[1], "log-likelihood")
+    summed = run(asked)[1]
+    truth = _number(summed, "log-likelihood")
+    assert "interval" not in summed
+    assert "log Z" not in _entry(summed, "standard error")
     monkeypatch.setattr(families, "LOG2_MOST", 0)
     code, report, _ = run(asked)
     assert code == 0
@@ -107,6 +119,7 @@ def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
     assert float(lower) < truth < float(upper)
     assert float(upper) - float(lower) < 0.5
     assert "annealed from both sides" in _entry(report, "log Z")
+    assert len(_entry(report, "log Z")) < 100
 
 
 def test_exact_likelihood_of_few_hidden_units(run):
@@ -132,6 +145,9 @@ def test_trouble_is_one_sentence_and_a_code(run):
     storage.save("other.npz", {"weights": np.zeros(3, np.float32)})
     storage.save("mixed.npz", storage.load("model.npz")._replace(family="rbm"))
     os.mkdir("folder.npz")
+    np.savez("two.npz", a=x, b=x)
+    np.save("spins.npy", 2 * x - 1)
+    np.save("long.npy", np.repeat(x, 6, axis=1))
     for line, code, said in [
         ("fit missing.npy", 2, "missing.npy does not exist"),
         ("fit letters.npy", 2, "letters.npy has 3 letters, and --model ising is for"),
@@ -146,6 +162,13 @@ def test_trouble_is_one_sentence_and_a_code(run):
         ("evaluate mixed.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
         ("evaluate folder.npz x.npy", 2, "folder.npz is no file"),
         ("evaluate model.npz one.npy --figures new", 2, "one.npy has one row, and"),
+        ("evaluate two.npz x.npy", 2, "is no model of probjax: the model comes first"),
+        ("evaluate x.npy model.npz", 2, "x.npy is no model of probjax: the model"),
+        ("evaluate model.npz spins.npy", 2, "holds spins, and the model was fitted to"),
+        ("fit x.npy --hidden 3", 2, "--hidden is of --model rbm: --model ising has"),
+        ("fit x.npy --states 3", 2, "--states is of --model potts: --model ising has"),
+        ("fit x.npy --couplings J.npy", 2, "--couplings must end in .csv, got J.npy"),
+        ("fit long.npy --estimator likelihood", 2, "at most 2^22 states: use --estim"),
         ("sample model.npz --out rows.txt", 2, "--out must end in .npy or .csv"),
     ]:
         found, _, told = run(line)
@@ -153,6 +176,100 @@ def test_trouble_is_one_sentence_and_a_code(run):
         assert told.startswith("probjax: "), line
         assert said in told
         assert told.count("\n") == 1, told
+
+
+def _write(name, header, x):
+    np.savetxt(name, x, "%s", ",", header=header, comments="")
+
+
+def test_columns_go_by_their_names(run):
+    x = _rows()
+    _write("x.csv", "a,b,c,d", x)
+    _write("shuffled.csv", "c,a,d,b", x[:, [2, 0, 3, 1]])
+    _write("other.csv", "a,b,c,e", x)
+    np.save("x.npy", x)
+    assert run("fit x.csv --couplings J.csv")[0] == 0
+    assert storage.load("model.npz").names == ("a", "b", "c", "d")
+    _, wanted, _ = run("evaluate model.npz x.csv")
+    for name in ("shuffled.csv", "x.npy"):
+        _, report, _ = run(f"evaluate model.npz {name}")
+        assert _number(report, "log-likelihood") == _number(wanted, "log-likelihood")
+        independent = _number(wanted, "independent sites")
+        assert _number(report, "independent sites") == independent
+    code, _, told = run("evaluate model.npz other.csv")
+    assert code == 2
+    assert "has the column 'e', which the model does not know" in told
+    with open("J.csv") as file:
+        assert file.readline() == "a,b,c,d\n"
+        matrix = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    params = storage.load("model.npz").params
+    np.testing.assert_array_equal(matrix, ising.coupling_matrix(params))
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_states", "total"),
+    [
+        ("--model ising --l1 0.05", 2, "6 pairs are coupled"),
+        ("--model hopfield --l1 0.05", 2, "6 pairs are coupled"),
+        ("--model potts --l1 0.05", 3, "6 pairs are coupled"),
+        ("--model rbm --hidden 3 --l1 0.002", 2, "12 weights are not zero"),
+    ],
+)
+def test_l1_leaves_zeros_and_biases(run, asked, num_states, total):
+    x = _rows(num_states)
+    x[:, 3] = np.random.default_rng(2).random(200) < 0.1
+    np.save("x.npy", x)
+    code, report, _ = run(f"fit x.npy {asked} --couplings J.csv")
+    assert code == 0
+    count, rest = _entry(report, "coupled").split(" of ")
+    assert rest == total
+    assert 0 < int(count) < int(total.split()[0])
+    assert "L1 of" in _entry(report, "estimator")
+    assert np.loadtxt("J.csv", delimiter=",").shape[1] == 4
+    # Sites on their own have their own frequencies, as no penalty pulls at them.
+    code, report, _ = run("evaluate model.npz x.npy")
+    better = _number(report, "log-likelihood") - _number(report, "independent sites")
+    assert 0.01 < better < 1
+
+
+def test_signs_are_as_told(run):
+    x = np.random.default_rng(0).integers(2, size=(200, 3))
+    x[:, 1] = np.where(np.arange(200) % 10 < 8, 1 - x[:, 0], x[:, 1])
+    np.save("seldom.npy", x)
+    for model, said in (("ising", "positive: seldom"), ("hopfield", "positive: often")):
+        code, report, _ = run(f"fit seldom.npy --model {model} --couplings J.csv")
+        assert code == 0
+        assert said in _entry(report, "couplings")
+        seldom = np.loadtxt("J.csv", delimiter=",")[0, 1] > 0
+        assert seldom == ("seldom" in said)
+
+
+def test_likely_mistakes_in_data_are_noted(run):
+    x = _rows()[:3]
+    x[:, 1] = 1
+    _write("wide.csv", "a,b,c,d", x)
+    code, report, _ = run("fit wide.csv --l1 0.01")
+    assert code == 0
+    assert "fewer rows (3) than sites (4): is the table transposed?" in report
+    assert "never change: b" in report
+    assert "; bits |" in report
+    assert np.isfinite(storage.load("model.npz").params.bias).all()
+
+
+def test_what_takes_long_is_said_beside_the_report(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", _rows())
+    model = str(tmp_path / "model.npz")
+    main(["fit", str(tmp_path / "x.npy"), "--out", model])
+    printed = capsys.readouterr()
+    assert printed.err == "probjax: compiling and fitting ...\n"
+    assert printed.out.startswith("# ising model of x.npy")
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"probjax {probjax.__version__}\n"
 
 
 def test_notes_of_the_library_are_told(run):

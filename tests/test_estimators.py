@@ -36,11 +36,16 @@ def _refusal(estimator):
     return {}
 
 
+GREY = pytest.mark.filterwarnings("ignore:X has more than two values")
+
+
+@GREY
 @parametrize_with_checks([Ising()], expected_failed_checks=_refusal)
 def test_ising_is_an_estimator(estimator, check):
     check(estimator)
 
 
+@GREY
 @pytest.mark.slow
 @parametrize_with_checks(
     [Hopfield(), RBM(), Potts()], expected_failed_checks=_refusal, xfail_strict=True
@@ -184,11 +189,41 @@ def test_two_letters_by_flow_are_the_ising_model():
     )
 
 
-def test_l1_leaves_zeros():
-    sparse = Ising(penalty=L1, strength=0.05).fit(_rows())
+def test_l1_leaves_zeros_and_biases():
+    x = _rows()
+    x[:, 2] = np.random.default_rng(1).random(200) < 0.1
+    x[:, 3] = 1
+    sparse = Ising(penalty=L1, strength=0.05).fit(x)
     coupling = np.asarray(sparse.params_.coupling)
     assert coupling[0] != 0
     assert np.sum(coupling == 0) >= 4
+    # Alone, a unit has its own log odds, but for what is faint.
+    share = x[:, 2].mean()
+    alone = np.log((1 - share) / share)
+    assert float(sparse.params_.bias[2]) == pytest.approx(alone, abs=0.02)
+    assert -20 < float(sparse.params_.bias[3]) < -4
+    everywhere = Ising(
+        penalty=lambda strength: L1(strength, weights=ising.Params(1.0, 1.0)),
+        strength=0.05,
+    ).fit(x)
+    assert float(everywhere.params_.bias[2]) < alone - 0.2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"penalty": "l1"}, "penalty must be L1 or L2, the class, got 'l1'"),
+        ({"objective": "mpf"}, "objective must be MPF or .*, the class, got 'mpf'"),
+    ],
+)
+def test_names_of_classes_are_refused(asked, said):
+    with pytest.raises(ValueError, match=said):
+        Ising(**asked).fit(_rows())
+
+
+def test_grey_values_are_told_of():
+    with pytest.warns(UserWarning, match="those above binarize=0.5 count as 1"):
+        Ising(binarize=0.5).fit(_rows() + np.linspace(0, 0.1, 4))
 
 
 def test_what_cannot_be_trusted_or_minimised_is_said(monkeypatch):

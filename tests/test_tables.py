@@ -75,8 +75,30 @@ def test_the_alphabet_of_a_model_decides(file):
     )
     with pytest.raises(ValueError, match="has the letter 'G', the model was fitted to"):
         tables.read(letters, alphabet=("A", "C"))
+    spins = file("spins.csv", "1,1\n-1,1\n")
+    with pytest.raises(ValueError, match="holds spins, and the model was fitted to 0"):
+        tables.read(spins, alphabet=())
     with pytest.raises(ValueError, match="has the letter 'C', .* numbers from 0"):
         tables.read(letters, alphabet=())
+
+
+def test_a_row_of_known_letters_is_no_header(file):
+    row = file("x.csv", "C,A,G\n")
+    found = tables.read(row, alphabet=("A", "C", "G"))
+    np.testing.assert_array_equal(found.x, [[1, 0, 2]])
+    with pytest.raises(ValueError, match="has a header and no rows"):
+        tables.read(row, alphabet=())
+
+
+def test_tabs_part_the_columns_of_a_tsv(file):
+    found = tables.read(file("x.tsv", "a, 1\tb\n0\t1\n1\t1\n"))
+    np.testing.assert_array_equal(found.x, [[0, 1], [1, 1]])
+    assert found.header == ("a, 1", "b")
+
+
+def test_a_column_of_letters_that_counts_is_no_index_beside_letters(file):
+    found = tables.read(file("x.csv", "0,2\n1,0\n2,1\n"))
+    np.testing.assert_array_equal(found.x, [[0, 2], [1, 0], [2, 1]])
 
 
 @pytest.mark.parametrize(
@@ -117,16 +139,29 @@ def _npy(array, **options):
         ("x.npy", _npy(np.zeros((0, 3))), "is empty"),
         ("x.npy", _npy(BITS * 1j), "must hold numbers or text, got complex128"),
         ("x.npy", _npy(BITS / 4), "row 1, column 2 is no whole number: 0.25"),
-        ("x.npy", _npy(np.where(BITS, np.nan, 0)), "row 1, column 2 is missing: nan"),
+        (
+            "x.npy",
+            _npy(np.where(BITS, np.nan, 0)),
+            "misses an entry at row 1, column 2: leave",
+        ),
         ("x.npy", _npy(BITS - 3), "bits, spins of -1 and 1, or letters from 0, got -3"),
         ("x.npz", b"PK not a zip", "damaged, or no .npz"),
         ("x.csv", "", "is empty"),
         ("x.csv", "\n\n", "is empty"),
-        ("x.csv", "0,1\n0,1,1\n", "is ragged: row 2 has 3 entries, the first 2"),
-        ("x.csv", "0,1\nnan,1\n", "row 2, column 1 is missing"),
-        ("x.csv", "A,C\nA,\n", "misses an entry: row 2, column 2 is empty"),
+        ("x.csv", "0,1\n0,1,1\n", "is ragged: line 2 has 3 entries, the first 2"),
+        ("x.csv", "0,1\nnan,1\n", "misses an entry at line 2, column 1: leave"),
+        ("x.csv", "a,b\n\n0,1\n,1\n", "misses an entry at line 4, column 1: leave"),
+        ("x.csv", "a,b\n0,1\n0,NA\n", "misses an entry at line 3, column 2: leave"),
+        ("x.csv", "a,b,c\n", "has a header and no rows"),
+        ("x.csv", "0,0,1\n1,1,1\n2,1,0\n", "column 1 looks like an index"),
+        ("x.csv", ",a,b\n1,0,1\n2,1,1\n3,1,0\n", "column 1 looks like an index"),
+        ("x.csv", ",0,1\n0,A,C\n1,A,A\n2,C,C\n", "column 1 looks like an index"),
+        ("x.csv", ",0,1\n0,1,1\n1,1,0\n2,0,1\n", "column 1 looks like an index"),
+        ("x.npy", _npy(np.arange(6).reshape(2, 3).T % 4 % 3), "looks like an index"),
+        ("x.csv", "It was\na dark\nand\nstormy\n", "one column of 3 different texts"),
+        ("x.csv", "A,C\nA,\n", "misses an entry at line 2, column 2: leave"),
         ("x.csv", b"\xff\xfe\x00\x81", "is no text"),
-        ("x.txt", "0,1\n", "must end in .npy, .npz or .csv"),
+        ("x.txt", "0,1\n", "must end in .npy, .npz, .csv or .tsv"),
     ],
 )
 def test_trouble_is_one_sentence(file, name, content, said):

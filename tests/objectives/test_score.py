@@ -145,7 +145,7 @@ def test_sampled_steps_tend_to_score_matching(make, x64, key):
     assert pairs.std() < 0.05 * (rate * 4 / steps.moment(x)).std()
 
 
-def test_fit_by_small_steps_finds_the_same_parameters(key):
+def test_fit_by_small_steps_finds_the_same_parameters(key, x64):
     draws = jax.random.normal(key, (2000, 2)) @ jnp.array([[1.0, 0.6], [0, 0.5]])
     start = (jnp.eye(2), jnp.zeros(2))
     exact = fit(key, ScoreMatching(quadratic), start, draws).params

@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import chex
 import jax
@@ -10,6 +14,7 @@ from small_models import random_ising
 from probjax import exact, ising, samplers, storage
 from probjax.samplers import run
 
+HERE = Path(__file__).parent
 PARAMS = random_ising(0, 4, scale=0.5)
 START = jnp.zeros((50, 4))
 SWEEPS = samplers.HeatBath()
@@ -119,8 +124,16 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
     assert rest.step == whole.step == 24
 
 
-def test_draws_one_at_a_time_are_the_same_to_the_bit(key):
-    options = dict(sampler=samplers.HMC(0.4))
+def test_draws_one_at_a_time_are_the_same_to_the_bit():
+    """As users compile them: without optimising, a loop of one is another program."""
+    program = "import test_run; test_run.check_draws_one_at_a_time()"
+    paths = os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def check_draws_one_at_a_time():
+    key, options = jax.random.key(20120501), dict(sampler=samplers.HMC(0.4))
     start = jax.random.normal(key, (6, 3))
     whole = samplers.sample(key, well, 0.5, start, num_draws=4, **options)
     first = samplers.sample(key, well, 0.5, start, num_draws=1, **options)
