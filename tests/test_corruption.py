@@ -128,7 +128,7 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
         fit(key, Corrupted(MPF(ising.energy), FixedFlips(3)), start, x)
     with pytest.raises(ValueError, match="corrupted rows are complete"):
         fit(key, objective, start, Data(x, mask=x == 0))
-    with pytest.raises(ValueError, match="data of 0 and 1"):
+    with pytest.raises(ValueError, match="states of 0 and 1"):
         fit(key, objective, start, x + 0.5)
     with pytest.raises(ValueError, match="shares of white, between 0 and 1"):
         fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
