@@ -255,11 +255,11 @@ def test_what_cannot_be_compared_is_refused(data, model, message):
 
 
 def test_data_of_the_wrong_kind_are_refused():
-    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
         population_count(2 * DATA - 1, DRAWS)
-    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
         population_count(DATA, 2 * DRAWS - 1)
-    with pytest.raises(ValueError, match="needs data of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
         goodness.pair_frequencies(2 * DATA - 1, DRAWS)
     with pytest.raises(ValueError, match=r"\(row, site\), got shape \(700,\)"):
         goodness.pair_frequencies(DATA[:, 0], DRAWS[..., 0])

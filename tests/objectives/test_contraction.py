@@ -241,7 +241,7 @@ def test_sites_that_states_do_not_have_are_refused(block):
 
 
 def test_data_of_other_letters_are_refused():
-    with pytest.raises(ValueError, match="needs data of 0 and 1"):
+    with pytest.raises(ValueError, match="needs states of 0 and 1"):
         BlockChanges(((0, 1),)).prepare(jnp.array([[0, 2]]))
     with pytest.raises(ValueError, match="the letters 0 to 2, got 3"):
         BlockChanges(((0, 1),), 3).prepare(jnp.array([[0, 3]]))

@@ -78,5 +78,5 @@ def test_parameters_without_log_z_are_refused(key):
     data = Data(jnp.zeros((3, SIZE)), jnp.array([1.0, 2.0, 1.0]))
     with pytest.raises(ValueError, match="weights above 1 would count one draw"):
         fit(key, objective, objective.start(TRUTH), data)
-    with pytest.raises(ValueError, match="needs data of 0 and 1"):
+    with pytest.raises(ValueError, match="needs states of 0 and 1"):
         fit(key, objective, objective.start(TRUTH), Data(jnp.full((3, SIZE), 0.5)))
