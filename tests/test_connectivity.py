@@ -235,7 +235,7 @@ def test_other_values_are_refused():
         binary(jnp.array([[-1, 1]]))
     with pytest.raises(ValueError, match="0 and 1, got other whole.* SiteChanges"):
         BitFlips().prepare(jnp.array([[0, 2]]))
-    with pytest.raises(ValueError, match="continuous states are fitted by ScoreMatching"):
+    with pytest.raises(ValueError, match="are fitted by ScoreMatching"):
         BitFlips().prepare(jnp.array([[0.5, 2]]))
     with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)
