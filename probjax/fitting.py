@@ -176,16 +176,17 @@ def fit(
             "missing entries are filled from the model, once in every round, so that "
             "one round knows too little: give num_rounds=20"
         )
-    if num_rounds == 1 and not getattr(objective, "minimised", True):
+    if known is not None:
+        check_context(key, objective, params, known)
+    elif penalty is None and optimizer is None and stop is None:
+        warn_of_unbounded(objective, params, data)
+    to_the_end = optimizer is None and num_rounds == 1
+    if to_the_end and not getattr(objective, "minimised", True):
         raise ValueError(
             f"{type(objective).__name__} compares rows with states of the model that "
             "are renewed once in every round, so that one round ends at a model they "
             "are not of: give num_rounds=50, and a small steps_per_round"
         )
-    if known is not None:
-        check_context(key, objective, params, known)
-    elif penalty is None and optimizer is None and stop is None:
-        warn_of_unbounded(objective, params, data)
     kind = float_dtype(params)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, objective, penalty, chart = of_kind(

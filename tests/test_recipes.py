@@ -255,7 +255,8 @@ def test_objective_keeps_its_contract(objective, dtype, x64, key):
 def test_sampler_keeps_its_contract(sampler, key):
     """The state keeps its form, exposes x, and stays in its space."""
     model = potential(ising.energy, random_ising(0, 4))
-    x = sampler.prepare(model, jnp.array([[0, 1, 1, 0], [1, 1, 0, 0]]))
+    rows = jnp.array([[0, 1, 1, 0], [1, 1, 0, 0]])
+    x = sampler.prepare(model, rows.astype(float) if sampler in DYNAMICS else rows)
     start = jax.vmap(lambda x: sampler.init(key, model, x))(x)
     chex.assert_trees_all_equal(start.x, x)
     step = jax.jit(jax.vmap(sampler.step, (0, None, 0)))
