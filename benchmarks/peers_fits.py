@@ -158,7 +158,6 @@ def lattice_known(options: Options, torus: Torus) -> Table:
             partial(thrml_contrast, x, edges, num_steps),
             chains,
         ),
-        coniii(),
     ]
     title = f"Learning {named(torus)}, its edges known, from {len(x):,} states"
     given = Problem(x, torus.exactly)
@@ -188,7 +187,7 @@ def job(title: str, given: Problem) -> Job:
 
 
 def dense(x: np.ndarray) -> list[Program]:
-    return [*descents(x, None), by_regressions(x, regression, REGRESSION), coniii()]
+    return [*descents(x, None), by_regressions(x, regression, REGRESSION)]
 
 
 def by_regressions(
@@ -307,14 +306,3 @@ def descended(
         return params
 
     return train
-
-
-def coniii() -> Program:
-    """No release builds with a SciPy of today, so there is nothing to call."""
-
-    def prepare():
-        raise NotImplementedError(
-            "it installed, which no release did; nothing calls it"
-        )
-
-    return Program("coniii, pseudolikelihood", "coniii", prepare, "")

@@ -131,9 +131,8 @@ def log_likelihood(
     if getattr(data.x, "ndim", None) != 2:
         raise ValueError(f"data must be (row, site), got shape {shape}")
     x = letters(data.x, num_states=num_states)
-    energies = jax.vmap(energy, (None, 0))(params, x)
-    mean = jnp.average(energies, weights=data.weights)
-    return -mean - log_z(energy, params, x.shape[1], num_states=num_states)
+    count_states(x.shape[1], num_states)
+    return _log_likelihood(energy, params, x, data.weights, num_states)
 
 
 def expectation(
@@ -243,6 +242,12 @@ def _log_z(energy, params, size, num_states):
         energy, lambda weight, x: (), params, size, num_states
     )
     return largest + jnp.log(weight_sum)
+
+
+@partial(jax.jit, static_argnames=("energy", "num_states"))
+def _log_likelihood(energy, params, x, weights, num_states):
+    mean = jnp.average(energies(energy, params, x), weights=weights)
+    return -mean - _log_z(energy, params, x.shape[1], num_states)
 
 
 @_compiled
