@@ -51,10 +51,10 @@ from probjax.connectivity import (
 from probjax.corruption import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data import unique_rows
 from probjax.devices import spread
+from probjax.driver import Watch
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
-    Progress,
     UnboundedWarning,
     fit,
     loss,
@@ -118,19 +118,41 @@ from probjax.samplers import (
     Metropolis,
     Momentum,
     SwendsenWang,
-    resume,
-    resume_mean,
     sample,
     sample_mean,
 )
-from probjax.types import Data, closed_form, recipe, static
+from probjax.stopping import AnyOf, GradientNorm, Progress, StoppingRule
+from probjax.types import (
+    Base,
+    Chart,
+    Connectivity,
+    Data,
+    Info,
+    Objective,
+    Penalty,
+    Sampler,
+    closed_form,
+    recipe,
+    static,
+)
 from probjax.uncertainty import Uncertainty, uncertainty
 from probjax.validation import Validation, cross_validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AllFlips",
+    "AnyOf",
+    "Base",
+    "Chart",
+    "Connectivity",
+    "GradientNorm",
+    "Info",
+    "Objective",
+    "Penalty",
+    "Sampler",
+    "StoppingRule",
+    "Watch",
     "BallSteps",
     "Bernoulli",
     "BitFlips",
@@ -236,8 +258,6 @@ __all__ = [
     "rows_bar",
     "rbm",
     "recipe",
-    "resume",
-    "resume_mean",
     "reverse_ais",
     "sample",
     "sample_mean",

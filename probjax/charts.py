@@ -17,7 +17,7 @@ from probjax.types import Chart, Params, PyTree, holds, is_concrete, recipe
 
 
 @recipe
-class Frozen:
+class Frozen(Chart):
     """Only some entries move; the others are held at given values.
 
     Both maps are where(free, entry, value), so that frozen entries start at `values`
@@ -58,7 +58,7 @@ class Frozen:
 
 
 @recipe
-class Positive:
+class Positive(Chart):
     """Some entries, by default all, are above zero; their coordinate is the logarithm.
 
     Where the loss is least at zero itself, an entry shrinks for ever and the gradient
@@ -91,7 +91,7 @@ class Positive:
 
 
 @recipe
-class Affine:
+class Affine(Chart):
     """Entries are a shift and a scale times their coordinate.
 
     Before `Positive` in `Composed`, a shift is what entries are above, and with a scale
@@ -127,7 +127,7 @@ class Affine:
 
 
 @recipe
-class Composed:
+class Composed(Chart):
     """Charts one after the other: forward from the first to the last.
 
     The first is of the parameters themselves, each other of the coordinates before it:

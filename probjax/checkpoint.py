@@ -84,6 +84,26 @@ def _forget(state: PyTree, last: bool = False) -> None:
 NOT_KEPT = Kept(_begun, _forget)
 
 
+from contextlib import contextmanager as _cm
+
+
+@_cm
+def opened(checkpoint, driver, arguments):
+    """Interim: one state."""
+    kept = kept_by(checkpoint, driver, **arguments)
+
+    class Opened:
+        count = int(Path(checkpoint.path).exists())
+
+        def restore(self, index, start):
+            return kept.begin(start)
+
+        def write(self, states, last=False):
+            kept.keep(states[-1], last=last)
+
+    yield Opened()
+
+
 def kept_by(checkpoint: Checkpoint | None, driver: str, **arguments: Any) -> Kept:
     """What a driver called with `arguments` begins with, and how it keeps its state."""
     if checkpoint is None:

@@ -11,7 +11,7 @@ Both leave most bits as they were. With half of them flipped nothing is left of 
 to learn from, and with more it is its opposite that would be learned.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,13 @@ from probjax.types import (
 )
 
 
-class Corruption(Protocol):
+class Corruption(ABC):
     """`corruption(key, x)`: a binary version of a state, or of each of many rows.
 
-    Rows that it cannot make one of are refused.
+    It raises if it cannot be applied to the rows.
 
     >>> @recipe
-    ... class Losses:  # of half of the bits that are on
+    ... class Losses(Corruption):  # of half of the bits that are on
     ...     def __call__(self, key, x):
     ...         return x * jax.random.bernoulli(key, 0.5, x.shape)
     >>> left = Losses()(jax.random.key(0), jnp.ones((100, 100)))
@@ -44,13 +44,13 @@ class Corruption(Protocol):
     True
     """
 
-    def __call__(
-        self, key: PRNGKeyArray, x: ArrayLike, /
-    ) -> Float[Array, "*row unit"]: ...
+    @abstractmethod
+    def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
+        """Draw a binary version of `x`."""
 
 
 @recipe
-class FixedFlips:
+class FixedFlips(Corruption):
     """So many bits of each state, chosen at random, are flipped.
 
     >>> FixedFlips(2)(jax.random.key(0), jnp.zeros((3, 8))).sum(axis=1).tolist()
@@ -73,7 +73,7 @@ class FixedFlips:
 
 
 @recipe
-class IndependentFlips:
+class IndependentFlips(Corruption):
     """Each bit is flipped with this probability, whatever becomes of the others.
 
     >>> rows = IndependentFlips(0.1)(jax.random.key(0), jnp.zeros((1000, 8)))
@@ -97,7 +97,7 @@ class IndependentFlips:
 
 
 @recipe
-class GreyLevels:
+class GreyLevels(Corruption):
     """Each bit is on with the probability that the row says: `binarise_randomly`.
 
     >>> GreyLevels()(jax.random.key(0), jnp.array([0.0, 1.0])).tolist()

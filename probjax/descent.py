@@ -1,18 +1,17 @@
-"""Ways down: limited-memory BFGS, and any optax transformation.
+"""Optimisation methods: limited-memory BFGS, and any optax transformation.
 
-A method has three functions: `start` places a state at a point, `where` says at which
-point it wants the loss next, and `told` takes the value and the gradient there. Who
-evaluates is not its concern: a compiled loop, or the host, block of rows by block. One
-evaluation may or may not end a line search, so that batches of fits under `vmap` do not
-wait for each other's searches. All states expose `point`, `value`, `gradient`,
-`accepted` (what was told counts as a step) and `stalled` (nothing told will get
-further).
+A method does not evaluate the loss itself: `ask` returns the point at which it needs
+the loss next, and `tell` receives the value and the gradient there. They are evaluated
+in a compiled loop, or on the host, block of rows by block. One evaluation may or may
+not complete a line search, so that batches of fits under `vmap` do not wait for each
+other's searches.
 
 Reference: Nocedal, "Updating quasi-Newton matrices with limited storage" (1980); Hager
 and Zhang, "A new conjugate gradient method with guaranteed descent" (2005), for the
 line search where the loss is flat to rounding.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ _MAX_TRIES, _PATIENCE = 25, 50
 
 
 class Problem(NamedTuple):
-    """What a method may ask beside the value and the gradient that it is told."""
+    """Optional inputs of an optimisation method."""
 
     loss: Callable[[PyTree], Scalar]
     """The loss at a point."""
@@ -46,6 +45,29 @@ class Problem(NamedTuple):
     """The rows it is computed on; None if they are not all at hand."""
     to_params: Callable[[PyTree], PyTree] | None = None
     """From a point to parameters, if it is in the coordinates of a chart."""
+
+
+class DescentMethod(ABC):
+    """An optimisation method that is told the loss where it asks for it.
+
+    Its states have the members `point`, `value`, `gradient`, `evaluated` (the point of
+    `value` and `gradient`), `accepted` (the last evaluation completed a step) and
+    `stalled` (no further progress is possible).
+    """
+
+    @abstractmethod
+    def start(self, point: PyTree, state: Any = None) -> Any:
+        """Create a state at `point`; `state` is that of the round before, if any."""
+
+    @abstractmethod
+    def ask(self, state: Any) -> PyTree:
+        """Return the point at which the loss is needed next."""
+
+    @abstractmethod
+    def tell(
+        self, problem: Problem, state: Any, value: Scalar, gradient: PyTree
+    ) -> Any:
+        """Return the next state, given the loss and its gradient at that point."""
 
 
 class Memory(NamedTuple):
@@ -138,7 +160,7 @@ class QuasiNewtonState(NamedTuple):
 
 
 @recipe
-class QuasiNewton:
+class QuasiNewton(DescentMethod):
     """L-BFGS with a bracketing line search that is at home in float32.
 
     A length is accepted if the loss falls enough and its slope has risen enough (the
@@ -167,13 +189,13 @@ class QuasiNewton:
             idle=jnp.asarray(0),
         )
 
-    def where(self, state: QuasiNewtonState) -> Vector:
+    def ask(self, state: QuasiNewtonState) -> Vector:
         return state.point + state.length * state.direction
 
-    def told(
+    def tell(
         self, problem: Problem, state: QuasiNewtonState, value: Scalar, gradient: Vector
     ) -> QuasiNewtonState:
-        trial = self.where(state)
+        trial = self.ask(state)
         seen = Trial(state.length, value, gradient @ state.direction)
         first = jnp.isinf(state.value)
         too_long, too_short = _judge(state, seen)
@@ -294,7 +316,7 @@ class OptaxState(NamedTuple):
 
 
 @recipe
-class Optax:
+class Optax(DescentMethod):
     """An update of an optax optimizer each time, given all it may ask for."""
 
     optimizer: optax.GradientTransformation = static()
@@ -306,17 +328,17 @@ class Optax:
         still = jax.tree.map(jnp.zeros_like, point)
         return OptaxState(point, point, value, still, false, false, inner)
 
-    def where(self, state: OptaxState) -> PyTree:
+    def ask(self, state: OptaxState) -> PyTree:
         return state.point
 
-    def told(
+    def tell(
         self, problem: Problem, state: OptaxState, value: Scalar, gradient: PyTree
     ) -> OptaxState:
         # Line searches insist that it takes whatever they are given.
         def value_fn(point, data=None, to_params=None):
             return problem.loss(point)
 
-        # Told only where there is one, as few optimizers ask for it.
+        # Only passed if there is a chart, as few optimizers accept it.
         to_params = problem.to_params
         charted = {} if to_params is None else {"to_params": to_params}
         update = optax.with_extra_args_support(self.optimizer).update

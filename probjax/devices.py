@@ -35,7 +35,6 @@ lead all processes to the same place. `benchmarks/launch.py` starts processes on
 machine.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -98,32 +97,29 @@ def spread(rows: Rows, mesh: Mesh | None = None) -> Rows:
     return _as_in_context(jax.tree.map(place, rows))
 
 
-def driver(
+def on_mesh(
     function: Callable[Arguments, Result],
-) -> Callable[Arguments, Result]:
-    """`function`, run on the mesh that its arguments lie on, or that of the context.
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Call `function` on the mesh that its arguments lie on, or that of the context.
 
-    Compiled code is told of the mesh by its context. The mesh of arguments that are
-    not known is not known either, so inside `jit` it has to be that of the context, and
-    to have axes of the type Auto.
+    Compiled code reads the mesh from its context. Arguments that are traced have no
+    known mesh, so inside `jit` it has to be that of the context, with axes of the type
+    Auto.
     """
-
-    @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        _refuse_typed()
-        mesh = _mesh_to_set((args, kwargs))
-        if mesh is None:
-            return function(*args, **kwargs)
-        with jax.set_mesh(mesh):
-            args, kwargs = jax.tree.map(_untyped, (args, kwargs))
-            result = function(*args, **kwargs)
-        return _as_in_context(result)
-
-    return run
+    _refuse_typed()
+    mesh = _mesh_to_set((args, kwargs))
+    if mesh is None:
+        return function(*args, **kwargs)
+    with jax.set_mesh(mesh):
+        args, kwargs = jax.tree.map(_untyped, (args, kwargs))
+        result = function(*args, **kwargs)
+    return _as_in_context(result)
 
 
 def num_devices() -> int:
-    """How many devices there are in the mesh of the context, which `driver` sets."""
+    """How many devices there are in the mesh of the context, which `on_mesh` sets."""
     return jax.sharding.get_abstract_mesh().size if _axes() else 1
 
 

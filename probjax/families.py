@@ -27,7 +27,7 @@ from probjax.annealing import (
     sandwich,
 )
 from probjax.annealing.bounds import FEW
-from probjax.annealing.path import Way
+from probjax.annealing.path import Path
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.streaming import digits
 from probjax.fitting import Fit, fit
@@ -35,7 +35,6 @@ from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.samplers import Draws, HeatBath, sample
-from probjax.sparing import spare_biases
 from probjax.types import (
     Array,
     Chart,
@@ -76,7 +75,7 @@ class Family(NamedTuple):
     log_z: Callable[[Params], Scalar]
     """That sum."""
     sampler: Callable[[Params], Sampler]
-    path: Callable[[Params, Independent], Way | None]
+    path: Callable[[Params, Independent], Path | None]
     """The way from independent units; None for the geometric one."""
     chart: Callable[[Params, Data], Chart | None]
     """Good coordinates to descend in, for penalties that are smooth."""
@@ -155,7 +154,7 @@ def learn(
 
     A penalty that leaves zeros, and has no weights of its own, is on couplings alone.
     """
-    if not getattr(objective, "minimised", True):
+    if not objective.has_value:
         raise ValueError(
             f"{type(objective).__name__} is no loss to be minimised: fit it with an "
             "optimizer, by probjax.fit"
@@ -163,7 +162,7 @@ def learn(
     kind = FAMILIES[family]
     smooth = penalty is None or penalty.smooth
     if penalty is not None and not smooth:
-        penalty = spare_biases(penalty, kind.couplings_only(start))
+        penalty = penalty.sparing(kind.couplings_only(start))
     found = fit(
         key,
         objective,

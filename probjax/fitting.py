@@ -10,22 +10,29 @@ and minibatches are dealt with here, once, for every objective.
 """
 
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from probjax.blocks import Blocks, survey
-from probjax.checkpoint import Checkpoint, kept_by
+from probjax.blocks import Blocks, Surveyed, survey
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.devices import driver, on_host
-from probjax.passes import check_context, run_over_blocks
-from probjax.rounds import Plan, Progress, run_compiled, run_in_pieces
+from probjax.devices import on_host
+from probjax.driver import Job, Watch, driver, run
+from probjax.passes import check_context, out_of_core
+from probjax.rounds import (
+    Plan,
+    advance_compiled,
+    is_over,
+    progress,
+    run_compiled,
+    start_compiled,
+)
 from probjax.rows import default_chunk_size, loss_over_rows
+from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     Chart,
@@ -66,7 +73,7 @@ class Fit(NamedTuple):
     losses: Float[Array, " step"]
     """The loss at each step (for a named optimizer, before its update)."""
     converged: Array
-    """Whether `gradient_norm` is below the tolerance; with minibatches, False."""
+    """Whether the stopping rule is met; `GradientNorm` never is with minibatches."""
     gradient_norm: Scalar
     """The largest absolute entry of the loss's gradient in the parameters.
 
@@ -88,54 +95,47 @@ def fit(
     optimizer: optax.GradientTransformation | None = None,
     penalty: Penalty | None = None,
     chart: Chart | None = None,
+    stop: StoppingRule = GradientNorm(),
     num_rounds: int = 1,
     steps_per_round: int = 2000,
-    tolerance: float | Scalar | None = None,
     batch_size: int | None = None,
     chunk_size: int | None = None,
-    stop: Callable[[Progress, Data], Array] | None = None,
-    callback: Callable[[Progress], Any] | None = None,
-    callback_every: int = 50,
-    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Fit:
     """Minimise `objective` over `data`, starting from `params`.
 
-    By default L-BFGS descends until `gradient_norm` is below `tolerance`, and begins
-    anew in every round. Such a fit warns in words if its only round ends short of that,
-    or if the data leave parameters of a known model without a finite estimate; any fit
-    does if its loss is not finite in the end.
+    By default L-BFGS descends until `stop` is met, and restarts in every round. A fit
+    of one round that ends before that issues a `ConvergenceWarning`, and if the data do
+    not determine all parameters of a built-in model, an `UnboundedWarning`. Any fit
+    warns if the final loss is not finite.
 
     Args:
-        data: rows, or a `Data` of rows with weights or with a mask of what was
-            observed, which takes many rounds: see `probjax.missing`. Rows may be spread
-            over devices and processes: see `probjax.devices`. Or `Blocks` of rows,
-            which are read in passes; of those, objectives and rules that look at data
-            themselves see the first one.
-        optimizer: an optax optimizer in place of L-BFGS; build it once, as optax
-            transformations compare by identity. It keeps its state across rounds.
+        data: rows, or a `Data` of rows with weights or with a mask of observed entries,
+            which needs many rounds: see `probjax.missing`. Rows may be spread over
+            devices and processes: see `probjax.devices`. Or `Blocks` of rows, which are
+            read on every pass; objectives and stopping rules that inspect the data see
+            only the first block.
+        optimizer: an optax optimizer in place of L-BFGS. It keeps its state across
+            rounds.
         penalty: a term to add. With one that is not smooth the default becomes a
             proximal quasi-Newton method, and zeros are exact zeros.
-        chart: the coordinates in which descent happens, as `ising.centred(data)`.
-        num_rounds: how often the objective is refreshed.
-        steps_per_round: the most steps between refreshes.
-        tolerance: 1e-5 in float32 and 1e-8 in float64 if None.
-        batch_size: rows per step, for an `optimizer`. A round deals out the rows that
-            its steps will visit, in proportion to their weights, refreshes the context
-            of those alone, and passes over them in shuffled batches. Gradients of a
-            loss that is a logarithm, as that of `MPF`, are then biased by order
-            1 / batch_size: finish on large batches. Of rows that are spread over
-            devices a batch is put together by one sum over all of them; each computes
-            its part of it if batch_size is a multiple of their number, else all of it.
-        chunk_size: rows whose gradients are computed at a time, which bounds memory and
-            changes nothing but rounding; of rows that are spread, on each device. If
+        chart: the coordinates in which descent happens, such as `ising.centred(data)`.
+        stop: the stopping rule: `GradientNorm(1e-5)`, or one's own `StoppingRule`.
+        num_rounds: number of times that the objective is refreshed.
+        steps_per_round: largest number of steps between refreshes.
+        batch_size: rows per step, for an `optimizer`. A round selects the rows that its
+            steps will visit, in proportion to their weights, refreshes the context of
+            those alone, and passes over them in shuffled batches. Gradients of a loss
+            that is a logarithm, such as that of `MPF`, are then biased by order
+            1 / batch_size: finish on large batches. If rows are spread over devices, a
+            batch is assembled by one sum over all of them; each device computes its
+            part of it if batch_size is a multiple of their number, else all of it.
+        chunk_size: number of rows whose gradients are computed at a time, which bounds
+            memory and changes only rounding; on each device, if rows are spread. If
             None, 4096 on a CPU, where such chunks stay in its cache, and all rows on
             accelerators.
-        stop: `stop(progress, data) -> bool`, compiled and asked after every step; like
-            an optimizer, build it once.
-        callback: called with a `Progress` on the host every `callback_every` steps and
-            at the end of each round; the fit ends if it returns True.
-        checkpoint: where to keep the fit between calls back, so that this same call
-            goes on, to the bit, if it was killed.
+        watch: callback and checkpoint. The callback receives a `Progress`, by default
+            every 50 steps and at the end.
 
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
@@ -149,48 +149,27 @@ def fit(
     >>> found.params.round(4).tolist()
     [1.0, 3.0]
     """
+    asked = dict(locals())
     check_key(key)
-    check_role("objective", objective, "prepare", "MPF(energy)")
-    _check(
-        optimizer,
-        penalty,
-        chart,
-        tolerance,
-        batch_size,
-        num_rounds=num_rounds,
-        steps_per_round=steps_per_round,
-        chunk_size=chunk_size,
-        callback_every=callback_every,
-    )
+    check_role("objective", objective, Objective, "MPF(energy)")
+    check_role("stop", stop, StoppingRule, "GradientNorm(1e-5)")
+    _check_method(optimizer, penalty, chart, batch_size)
+    check_count("num_rounds", num_rounds)
+    check_count("steps_per_round", steps_per_round)
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size)
     _check_params(params)
-    known = survey(data, objective, params) if isinstance(data, Blocks) else None
-    data = at_door(objective, params, data) if known is None else Data(*known.first)
-    if batch_size is not None and not 1 <= batch_size <= num_rows(data):
-        of_what = "rows" if known is None else "rows of a block"
-        raise ValueError(
-            f"batch_size must be from 1 to the {num_rows(data)} {of_what}, "
-            f"got {batch_size}"
-        )
-    if data.mask is not None and num_rounds == 1:
-        raise ValueError(
-            "missing entries are filled from the model, once in every round, so that "
-            "one round knows too little: give num_rounds=20"
-        )
-    if known is not None:
-        check_context(key, objective, params, known)
-    elif penalty is None and optimizer is None and stop is None:
-        warn_of_unbounded(objective, params, data)
-    to_the_end = optimizer is None and num_rounds == 1
-    if to_the_end and not getattr(objective, "minimised", True):
-        raise ValueError(
-            f"{type(objective).__name__} compares rows with states of the model that "
-            "are renewed once in every round, so that one round ends at a model they "
-            "are not of: give num_rounds=50, and a small steps_per_round"
-        )
-    kind = float_dtype(params)
+    rows = _checked_rows(objective, params, data)
+    first = Data(*rows.first) if isinstance(rows, Surveyed) else rows
+    _check_batches(batch_size, rows, first)
+    _check_rounds(objective, first, optimizer, num_rounds)
+    if isinstance(rows, Surveyed):
+        check_context(key, objective, params, rows)
+    elif penalty is None and optimizer is None and not stop.ends_fit:
+        warn_of_unbounded(objective, params, rows)
     # All numbers of one kind, so that knobs given otherwise are the same program.
-    params, objective, penalty, chart = of_kind(
-        kind, (params, objective, penalty, chart)
+    params, objective, penalty, chart, stop = of_kind(
+        float_dtype(params), (params, objective, penalty, chart, stop)
     )
     if chart is not None:
         _check_chart(chart, params)
@@ -198,33 +177,44 @@ def fit(
         objective=objective,
         penalty=penalty,
         chart=chart,
-        tolerance=of_kind(
-            kind, default_tolerance(params) if tolerance is None else tolerance
-        ),
-        optimizer=optimizer,
         stop=stop,
+        optimizer=optimizer,
         num_rounds=num_rounds,
         steps_per_round=steps_per_round,
         batch_size=batch_size,
-        chunk_size=chunk_size or default_chunk_size(data),
+        chunk_size=chunk_size or default_chunk_size(first),
     )
-    in_pieces = callback is not None or checkpoint is not None or known is not None
-    if not in_pieces:
-        return _finish(plan, *run_compiled(plan, key, params, data))
-    if not is_concrete((key, params, data, plan)):
-        raise ValueError("a fit inside jit or vmap cannot call back: use stop instead")
-    rows = data
-    if known is not None and checkpoint is not None:
-        rows = (known.digest(), known.source.decode)
-    asked = {"key": key, "params": params, "data": rows, **vars(plan)}
-    kept = kept_by(checkpoint, "fit", **asked)
-    if known is None:
-        outcome = run_in_pieces(plan, key, params, data, callback, callback_every, kept)
+    asked |= {"params": params, "data": rows, **vars(plan)}
+    return run(_job(plan, key, params, rows, asked, watch), watch)
+
+
+def _job(plan, key, params, rows, asked, watch):
+    """Describe a fit to the driver."""
+    if isinstance(rows, Surveyed):
+        begin, advance = out_of_core(plan, key, params, rows)
+        saved = watch is not None and watch.checkpoint is not None
+        asked["data"] = (rows.digest() if saved else "", rows.source.decode)
     else:
-        outcome = run_over_blocks(
-            plan, key, params, known, callback, callback_every, kept
-        )
-    return _finish(plan, *outcome)
+        # A fit that nobody watches is one program, which starts by itself.
+        begin = partial(start_compiled, plan, key, params, rows) if watch else tuple
+        advance = partial(_advanced, plan, key, params, rows)
+    return Job(
+        name="fit",
+        arguments=asked,
+        begin=begin,
+        advance=advance,
+        is_over=lambda now: bool(is_over(plan, now)),
+        report=progress,
+        finish=partial(_finish, plan),
+        every=50,
+    )
+
+
+def _advanced(plan, key, params, data, now, every):
+    if every is None:
+        return run_compiled(plan, key, params, data)
+    limit = (int(now.step) // every + 1) * every
+    return advance_compiled(plan, key, now, params, data, limit)
 
 
 @driver
@@ -268,29 +258,34 @@ def _loss(key, objective, params, data, *, chunk_size):
     return value + objective.rest(params, context.shared)
 
 
-def _finish(plan, run, found):
-    calm = (run.gradient_norm < plan.tolerance) & jnp.isfinite(run.method.value)
-    converged = calm & (plan.batch_size is None)
-    losses = run.losses
-    if is_concrete(run):
+def _finish(plan, now, stopped):
+    """Return the result of a fit, with a warning if it ended too early."""
+    converged = now.met & jnp.isfinite(now.method.value)
+    losses = now.losses
+    if is_concrete(now):
         # Cut on the host: a slice of jax would be compiled for every length.
-        losses = jax.device_put(on_host(losses)[: int(run.step)])
-        meant_to = plan.num_rounds == 1 and plan.optimizer is None
-        short = meant_to and not (converged or run.stopped)
-        value = float(run.method.value)
-        # A batch of which `exclude_data` leaves nothing has the loss log 0.
-        empty = plan.batch_size is not None and value == -np.inf
-        if short or not (np.isfinite(value) or empty):
-            warnings.warn(_shortfall(plan, run), ConvergenceWarning, stacklevel=4)
+        losses = jax.device_put(on_host(losses)[: int(now.step)])
+        _warn_of_shortfall(plan, now, bool(converged) or stopped)
     return Fit(
-        params=found,
-        loss=run.method.value,
+        params=now.params,
+        loss=now.method.value,
         losses=losses,
         converged=converged,
-        gradient_norm=run.gradient_norm,
-        context=run.context,
-        opt_state=run.method,
+        gradient_norm=now.gradient_norm,
+        context=now.context,
+        opt_state=now.method,
     )
+
+
+def _warn_of_shortfall(plan, now, satisfied):
+    meant_to = plan.num_rounds == 1 and plan.optimizer is None
+    value = float(now.method.value)
+    # A batch of which `exclude_data` leaves nothing has the loss log 0.
+    empty = plan.batch_size is not None and value == -np.inf
+    if not (np.isfinite(value) or empty):
+        warnings.warn(_not_finite(now, value), ConvergenceWarning, stacklevel=8)
+    elif meant_to and not satisfied:
+        warnings.warn(_shortfall(plan, now), ConvergenceWarning, stacklevel=8)
 
 
 class ConvergenceWarning(UserWarning):
@@ -329,34 +324,35 @@ class UnboundedWarning(UserWarning):
 
 def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
     """Warn if the objective knows parameters that these data leave without estimate."""
-    told = getattr(objective, "unbounded", None)
-    if told is not None and is_concrete((params, data)):
-        with jax.ensure_compile_time_eval():
-            trouble = told(params, data)
-        if trouble:
-            advice = "add a penalty, as penalty=L2(1e-4)"
-            warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=4)
+    if not is_concrete((params, data)):
+        return
+    with jax.ensure_compile_time_eval():
+        trouble = objective.unbounded(params, data)
+    if trouble:
+        advice = "add a penalty, as penalty=L2(1e-4)"
+        warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=5)
 
 
-def _shortfall(plan, run):
-    norm, limit = float(run.gradient_norm), float(plan.tolerance)
-    if not jnp.isfinite(run.method.value):
-        return (
-            f"fit has not converged: after {int(run.step)} steps the loss is not "
-            f"finite, {float(run.method.value)}: check the energy and the start"
-        )
+def _not_finite(now, value):
+    return (
+        f"fit has not converged: after {int(now.step)} steps the loss is not finite, "
+        f"{value}: check the energy and the start"
+    )
+
+
+def _shortfall(plan, now):
     short = (
-        f"fit has not converged: after {int(run.step)} steps the gradient norm is "
-        f"{norm:.2g}, above the tolerance {limit:.2g}; "
+        f"fit has not converged: after {int(now.step)} steps "
+        f"{plan.stop.shortfall(progress(now))}; "
     )
     advice = (
         "rounding lets it fall no further: use float64, or better coordinates (chart)"
-        if run.method.stalled
+        if now.method.stalled
         else "allow more steps_per_round, or descend in better coordinates (chart)"
     )
     return (
         f"{short}{advice}; or, if the loss has no lower bound (separable data), add a "
-        "penalty or a stop rule"
+        "penalty or a stopping rule"
     )
 
 
@@ -375,11 +371,6 @@ def _check_params(params):
             raise ValueError(f"params must be floating, got {jnp.result_type(leaf)}")
     if not holds(jnp.isfinite, params):
         raise ValueError("params must be finite, got NaN or infinity")
-
-
-def default_tolerance(params: Params) -> float:
-    """The gradient norm a fit ends at, unless told otherwise."""
-    return 1e-8 if float_dtype(params) == jnp.float64 else 1e-5
 
 
 def _check_chart(chart, params):
@@ -404,23 +395,60 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
     return jax.tree.map(convert, tree)
 
 
-def _check(optimizer, penalty, chart, tolerance, batch_size, **counts):
+def _checked_rows(objective, params, data):
+    """Return rows in memory as the objective takes them, or surveyed blocks of rows."""
+    if isinstance(data, Blocks):
+        return survey(data, objective, params)
+    return at_door(objective, params, data)
+
+
+def _check_method(optimizer, penalty, chart, batch_size):
     if penalty is not None:
-        check_role("penalty", penalty, "smooth", "L2(1e-4)")
-    if optimizer is not None:
-        check_role("optimizer", optimizer, "update", "optax.adam(1e-3)")
-    for name, count in counts.items():
-        if count is not None:
-            check_count(name, count)
+        check_role("penalty", penalty, Penalty, "L2(1e-4)")
+    if chart is not None:
+        check_role("chart", chart, Chart, "ising.centred(data)")
+    if not isinstance(optimizer, optax.GradientTransformation | None):
+        raise ValueError(
+            f"optimizer must be made by optax, as optax.adam(1e-3), got {optimizer!r}"
+        )
     if batch_size is not None and optimizer is None:
         raise ValueError(
             "batch_size needs a first-order optimizer such as optax.adam(1e-3): the "
             "line searches of L-BFGS are not sound on changing batches"
         )
-    if tolerance is not None and is_concrete(tolerance) and tolerance < 0:
-        raise ValueError(f"tolerance must not be negative, got {tolerance}")
-    sharp = penalty is not None and not penalty.smooth
-    if sharp and (optimizer is not None or chart is not None):
+    if penalty is None or penalty.smooth:
+        return
+    if optimizer is not None or chart is not None:
         raise ValueError(
             "a penalty that is not smooth needs the default optimizer and no chart"
+        )
+    if type(penalty).prox is Penalty.prox:
+        raise ValueError(
+            f"penalty must have a proximal map if it is not smooth, got {penalty}; "
+            "try defining prox(params, step)"
+        )
+
+
+def _check_batches(batch_size, rows, first):
+    if batch_size is not None and not 1 <= batch_size <= num_rows(first):
+        of_what = "rows of a block" if isinstance(rows, Surveyed) else "rows"
+        raise ValueError(
+            f"batch_size must be from 1 to the {num_rows(first)} {of_what}, "
+            f"got {batch_size}"
+        )
+
+
+def _check_rounds(objective, data, optimizer, num_rounds):
+    if num_rounds > 1:
+        return
+    if data.mask is not None:
+        raise ValueError(
+            "masked data need several rounds, because missing entries are imputed once "
+            "per round; try num_rounds=20"
+        )
+    if optimizer is None and not objective.has_value:
+        raise ValueError(
+            f"{type(objective).__name__} needs many rounds: the states of the model "
+            "that it compares rows with are updated once per round, and would no "
+            "longer represent the model; try num_rounds=50 and a small steps_per_round"
         )

@@ -17,15 +17,15 @@ from probjax.samplers.lazily import together
 from probjax.samplers.run import Draws
 from probjax.types import (
     Array,
+    Domain,
     Energy,
     Float,
+    Info,
     Params,
     PRNGKeyArray,
     PyTree,
     Sampler,
-    Scalar,
     State,
-    floating,
     recipe,
     static,
 )
@@ -52,9 +52,9 @@ def to_arviz(draws: Draws) -> Any:
     leaves, _ = jax.tree_util.tree_flatten_with_path(draws.x)
     states = {_name(path): np.asarray(leaf) for path, leaf in leaves}
     stats = {"acceptance_rate": np.asarray(draws.info.accept)}
-    if hasattr(draws.info, "diverged"):
+    if draws.info.diverged is not None:
         stats["diverging"] = np.asarray(draws.info.diverged) > 0
-    if hasattr(draws.info, "energy"):
+    if draws.info.energy is not None:
         stats["energy"] = np.asarray(draws.info.energy)
     groups: Any = {"posterior": states, "sample_stats": stats}
     if int(arviz.__version__.split(".")[0]) < 1:
@@ -87,24 +87,8 @@ class BlackjaxState(NamedTuple):
     """The weights of the potential whose log density `inner` has."""
 
 
-class BlackjaxInfo(NamedTuple):
-    """What a step of a kernel tells of itself.
-
-    >>> info = BlackjaxInfo(jnp.array(0.75), jnp.array(0), num_leaps=jnp.array(7))
-    >>> float(info.accept), int(info.num_leaps)
-    (0.75, 7)
-    """
-
-    accept: Scalar
-    """The probability of acceptance; 1 where the kernel tells none."""
-    diverged: Scalar
-    """1 if the trajectory diverged, else 0."""
-    num_leaps: Scalar
-    """Leapfrog steps of the trajectory; 0 where the kernel tells none."""
-
-
 @recipe
-class Blackjax:
+class Blackjax(Sampler):
     """A kernel of blackjax as a sampler of continuous states.
 
         kernel = blackjax.nuts.build_kernel()
@@ -137,8 +121,9 @@ class Blackjax:
     kernel: Callable[..., Any] = static()
     parameters: dict[str, PyTree]
 
-    def prepare(self, potential: Potential, x: State) -> State:
-        return jax.tree.map(floating, x)
+    @property
+    def domain(self) -> Domain:
+        return "reals"
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlackjaxState:
         inner = self._started(key, potential, x)
@@ -146,7 +131,7 @@ class Blackjax:
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: BlackjaxState
-    ) -> tuple[BlackjaxState, BlackjaxInfo]:
+    ) -> tuple[BlackjaxState, Info]:
         start_key, step_key = jax.random.split(key)
         inner, info = self.kernel(
             step_key,
@@ -156,12 +141,12 @@ class Blackjax:
         )
         dtype = potential.weights.dtype
         accept = getattr(info, "acceptance_rate", getattr(info, "is_accepted", 1))
-        told = BlackjaxInfo(
-            jnp.asarray(accept, dtype),
-            jnp.asarray(getattr(info, "is_divergent", 0), dtype),
-            jnp.asarray(getattr(info, "num_integration_steps", 0), dtype),
+        report = Info(
+            accept=jnp.asarray(accept, dtype),
+            diverged=jnp.asarray(getattr(info, "is_divergent", 0), dtype),
+            num_leaps=jnp.asarray(getattr(info, "num_integration_steps", 0), dtype),
         )
-        return BlackjaxState(inner.position, inner, potential.weights), told
+        return BlackjaxState(inner.position, inner, potential.weights), report
 
     def _started(self, key, potential, x):
         needs_key = len(signature(self.start).parameters) == 3

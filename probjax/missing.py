@@ -36,9 +36,7 @@ BATCH = 32
 
 def num_letters(connectivity: Connectivity) -> int:
     """How many letters a site has, of which missing ones are drawn."""
-    if members := getattr(connectivity, "members", ()):
-        return max(map(num_letters, members))
-    count = getattr(connectivity, "num_states", None)
+    count = connectivity.num_letters()
     if count is None:
         raise ValueError(
             "missing entries are drawn letter by letter, which needs a connectivity of "

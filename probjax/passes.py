@@ -1,13 +1,13 @@
-"""A fit over blocks of rows: the rounds of `probjax.rounds`, evaluated by passes.
+"""Out-of-core fits: the rounds of `probjax.rounds`, evaluated by passes over blocks.
 
-The descent asks for the loss at a point, a pass over all blocks adds it up with its
-gradient exactly (see `probjax.rows`), and the descent is told: the same steps as with
-the rows in memory, but for rounding. While one block is worked on the next is read. On
-the mesh of the context (see `probjax.devices`) each device has its part of a block.
+The descent asks for the loss at a point, and a pass over all blocks adds it up exactly
+with its gradient (see `probjax.rows`): the steps are those with the rows in memory,
+except for rounding. The next block is read while one is being evaluated. On the mesh of
+the context (see `probjax.devices`) each device has its part of a block.
 
-Minibatches are cut from one block after the other, a batch beginning where the last one
-ended. Blocks come in their own order, the rows of each in random order, anew in every
-pass, and as often as their weights ask.
+Minibatches are cut from one block after the other, and each batch begins where the last
+one ended. Blocks come in their own order, the rows of each in a random order that is
+drawn again in every pass, each row as often as its weight requires.
 """
 
 import dataclasses
@@ -21,22 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.blocks import Block, Surveyed, same_blocks
-from probjax.checkpoint import Kept
 from probjax.descent import Problem
 from probjax.devices import placed
 from probjax.rounds import (
     Plan,
-    Progress,
     Run,
-    after_piece,
     begin_round,
     is_over,
     problem_of,
-    progress,
     space_of,
     start,
+    tell,
     to_params,
-    told,
     with_the_rest,
 )
 from probjax.rows import loss_over_rows, merged, no_rows
@@ -47,32 +43,31 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     float_dtype,
+    has_statistic,
 )
 
 
-def run_over_blocks(
-    plan: Plan,
-    key: PRNGKeyArray,
-    params: Params,
-    known: Surveyed,
-    callback: Callable[[Progress], Any] | None,
-    every: int,
-    kept: Kept,
-) -> tuple[Run, Params]:
-    """All rounds, and the parameters they lead to."""
+def out_of_core(
+    plan: Plan, key: PRNGKeyArray, params: Params, known: Surveyed
+) -> tuple[Callable[[], Run], Callable[[Run, int | None], Run]]:
+    """Return the `begin` and `advance` of a fit over blocks of rows."""
     decode, first = known.source.decode, known.first
-    run = kept.begin(lambda: _start(decode, plan, key, params, first))
-    step = _full_steps(plan, params, known)
-    if plan.batch_size is not None:
-        step = _batch_steps(plan, key, params, known, int(run.step))
-    while not is_over(plan, run):
-        if run.ended:
-            run = _begin_round(decode, plan, key, run, params, first)
-        limit = (int(run.round_step) // every + 1) * every
-        while not (run.ended or run.stopped or run.round_step >= limit):
-            run = step(run)
-        run = after_piece(plan, run, params, callback, kept)
-    return run, progress(plan, run, params).params
+    batches = _Batches(plan, key, known)
+
+    def step(now):
+        if plan.batch_size is None:
+            return _full_step(plan, params, known, now)
+        return _step(decode, plan, now, params, first, batches.at(int(now.step)))
+
+    def advance(now, every):
+        limit = None if every is None else (int(now.step) // every + 1) * every
+        while not (is_over(plan, now) or now.step == limit):
+            if now.ended:
+                now = _begin_round(decode, plan, key, now, params, first)
+            now = step(now)
+        return now
+
+    return partial(_start, decode, plan, key, params, first), advance
 
 
 def prepared(
@@ -93,7 +88,11 @@ def check_context(
     key: PRNGKeyArray, objective: Objective, params: Params, known: Surveyed
 ) -> None:
     """Refuse an objective that needs to know of all rows at once."""
-    if hasattr(objective, "of_mean"):
+    first = jax.eval_shape(
+        lambda block: prepared(objective, params, known.source.decode, block),
+        known.first,
+    )
+    if has_statistic(objective, params, first.x):
         raise ValueError(
             f"{type(objective).__name__} adds a function of all rows together, which "
             "rows read in blocks never are: fit it to rows in memory"
@@ -130,27 +129,23 @@ def _of_all_rows(plan: Plan) -> Plan:
     return dataclasses.replace(plan, batch_size=None)
 
 
-def _full_steps(plan, params, known):
-    """What evaluates the loss on all blocks, and tells the run."""
+def _full_step(plan, params, known, run):
+    """Evaluate the loss on all blocks, and tell the descent."""
     decode = known.source.decode
-
-    def step(run):
-        here = _where(plan, run, params)
-        total = no_rows(here, float_dtype(here))
-        for block in same_blocks(known):
-            mine = placed(block)
-            before, total = total, _add(decode, plan, here, run.context, mine, total)
-            # No more than two under way, or all blocks would wait in memory.
-            jax.block_until_ready(before)
-        return _told(decode, plan, run, params, known.first, total)
-
-    return step
+    here = _asked(plan, run, params)
+    total = no_rows(here, float_dtype(here))
+    for block in same_blocks(known):
+        mine = placed(block)
+        before, total = total, _add(decode, plan, here, run.context, mine, total)
+        # At most two at a time, or all blocks would wait in memory.
+        jax.block_until_ready(before)
+    return _told(decode, plan, run, params, known.first, total)
 
 
 @jax.jit
-def _where(plan, run, params):
+def _asked(plan, run, params):
     space = space_of(plan, params)
-    return space.params(space.method.where(run.method))
+    return space.params(space.method.ask(run.method))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -166,12 +161,13 @@ def _add(decode, plan, params, context, block, total):
 @partial(jax.jit, static_argnums=0)
 def _told(decode, plan, run, params, first, total):
     space = space_of(plan, params)
-    point = space.method.where(run.method)
+    point = space.method.ask(run.method)
     shared = run.context.shared
     value, gradient = with_the_rest(plan, space, shared, point, lambda _: total[:2])
     problem = Problem(_not_at_hand, None, to_params(plan, space))
     data = prepared(plan.objective, params, decode, first)
-    return told(plan, space, run, params, data, problem, value, gradient)
+    run = tell(plan, space, run, params, data, problem, value, gradient)
+    return run._replace(params=space.params(run.method.point))
 
 
 def _not_at_hand(point: PyTree) -> NoReturn:
@@ -181,15 +177,22 @@ def _not_at_hand(point: PyTree) -> NoReturn:
     )
 
 
-def _batch_steps(plan, key, params, known, done):
-    """What takes a step on the next minibatch, the first `done` of them passed over."""
-    batches = _batches(plan, key, known, done)
+class _Batches:
+    """Minibatches by the number of their step, read as one stream.
 
-    def step(run):
-        rows = next(batches)
-        return _step(known.source.decode, plan, run, params, known.first, rows)
+    The stream is opened where it is first asked for and again wherever it is not asked
+    for the next one, so that it depends on the step alone.
+    """
 
-    return step
+    def __init__(self, plan, key, known):
+        self.plan, self.key, self.known = plan, key, known
+        self.next, self.stream = None, iter(())
+
+    def at(self, step):
+        if step != self.next:
+            self.stream = _batches(self.plan, self.key, self.known, step)
+        self.next = step + 1
+        return next(self.stream)
 
 
 def _batches(plan, key, known, done) -> Iterator[PyTree]:
@@ -250,6 +253,7 @@ def _step(decode, plan, run, params, first, x):
     # Dealt in proportion to their weights, so that they count equally.
     rows = prepared(plan.objective, params, decode, Data(x))
     problem, evaluate = problem_of(plan, space, rows, run.context)
-    value, gradient = evaluate(space.method.where(run.method))
+    value, gradient = evaluate(space.method.ask(run.method))
     data = prepared(plan.objective, params, decode, first)
-    return told(plan, space, run, params, data, problem, value, gradient)
+    run = tell(plan, space, run, params, data, problem, value, gradient)
+    return run._replace(params=space.params(run.method.point))

@@ -10,8 +10,6 @@ Reference: Friedman, Hastie and Tibshirani, "Regularization paths for generalize
 models via coordinate descent", J. Stat. Software 33 (2010).
 """
 
-import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from probjax.data import as_data, refuse_mask
-from probjax.fitting import Progress, default_tolerance, fit
+from probjax.fitting import fit
+from probjax.stopping import GradientNorm, StoppingRule, default_tolerance
 from probjax.types import (
     Array,
     ArrayLike,
@@ -33,6 +32,7 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     check_count,
+    check_role,
     float_dtype,
     holds,
 )
@@ -80,9 +80,8 @@ def fit_path(
     num_strengths: int = 30,
     smallest: float = 1e-3,
     steps_per_round: int = 2000,
-    tolerance: float | None = None,
+    stop: StoppingRule | None = None,
     chunk_size: int | None = None,
-    stop: Callable[[Progress, Data], Array] | None = None,
 ) -> Path:
     """Fit `objective` to `data` at every strength, each time from the fit before.
 
@@ -98,9 +97,9 @@ def fit_path(
             progression: from where all that is penalised just vanishes, found by a
             fit without it and `penalty.vanishing`, to `smallest` times as much.
         steps_per_round: the most steps of each fit.
-        tolerance: as for `fit`, and so are `chunk_size` and `stop`. If None, that of
-            `fit` or a tenth of the strength, whichever is less: a gradient that must
-            exceed the strength for a parameter to enter has to be seen.
+        stop: as for `fit`, and so is `chunk_size`. If None, `GradientNorm` with its
+            default tolerance or a tenth of the strength, whichever is less: a gradient
+            that must exceed the strength for a parameter to enter has to be seen.
 
     Returns:
         A `Path`.
@@ -124,12 +123,11 @@ def fit_path(
             objective,
             start,
             data,
-            penalty=_scaled(penalty, strength),
+            penalty=penalty.with_strength(strength),
             chart=chart,
             steps_per_round=steps_per_round,
-            tolerance=_tolerance(start, strength) if tolerance is None else tolerance,
+            stop=_rule(start, strength) if stop is None else stop,
             chunk_size=chunk_size,
-            stop=stop,
         )
 
     kind = float_dtype(params)
@@ -168,9 +166,10 @@ def fit_path(
 
 
 def _check(penalty, strengths, num_strengths, smallest):
-    if not hasattr(penalty, "strength"):
+    check_role("penalty", penalty, Penalty, "L1(1.0)")
+    if penalty.with_strength(1.0) is None:
         raise ValueError(f"penalty must have a strength to replace, got {penalty}")
-    if strengths is None and not hasattr(penalty, "vanishing"):
+    if strengths is None and penalty.smooth:
         raise ValueError(
             f"strengths must be given for a penalty that leaves no zeros, got {penalty}"
         )
@@ -179,17 +178,20 @@ def _check(penalty, strengths, num_strengths, smallest):
         raise ValueError(f"smallest must be between 0 and 1, got {smallest}")
 
 
-def _tolerance(params, strength):
-    return jnp.minimum(default_tolerance(params), 0.1 * strength)
-
-
-def _scaled(penalty, strength):
-    return dataclasses.replace(penalty, strength=strength)
+def _rule(params, strength):
+    return GradientNorm(
+        jnp.minimum(default_tolerance(params), 0.1 * strength)  # pyright: ignore
+    )
 
 
 def _first_strength(penalty, gradient):
+    least = penalty.vanishing(gradient)
+    if least is None:
+        raise ValueError(
+            f"strengths must be given for a penalty without `vanishing`, got {penalty}"
+        )
     # Raised a little, as the gradient is known to tolerance and rounding only.
-    return 1.001 * penalty.vanishing(gradient)
+    return 1.001 * least
 
 
 def _falls(strengths):
@@ -201,7 +203,7 @@ def _penalised(penalty, params):
     """Which entries are penalised: those that the longest proximal step leaves at 0."""
     ones = jax.tree.map(jnp.ones_like, params)
     longest = jnp.asarray(jnp.finfo(float_dtype(params)).max)
-    left = _scaled(penalty, 1.0).prox(ones, longest)
+    left = penalty.with_strength(1.0).prox(ones, longest)
     return jax.tree.map(lambda leaf: leaf == 0, left)
 
 

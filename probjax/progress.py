@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.marginal import RowsDone
-from probjax.fitting import Progress
 from probjax.samplers.run import Draws
+from probjax.stopping import Progress
 
 
 def progress_bar(
@@ -29,7 +29,7 @@ def progress_bar(
 
     >>> import io
     >>> file = io.StringIO()
-    >>> show = progress_bar(100, file=file)  # for fit(..., callback=show)
+    >>> show = progress_bar(100, file=file)  # for fit(..., watch=Watch(show))
     >>> show(Progress(0, 50, loss=0.25, gradient_norm=0.1, params=(), shared=()))
     >>> "50/100" in file.getvalue(), "loss 0.25" in file.getvalue()
     (True, True)
@@ -52,7 +52,7 @@ def draws_bar(num_draws: int, *, file: TextIO | None = None) -> Callable[[Draws]
     >>> import io
     >>> from probjax.types import Info
     >>> file = io.StringIO()
-    >>> show = draws_bar(100, file=file)  # for sample(..., callback=show)
+    >>> show = draws_bar(100, file=file)  # for sample(..., watch=Watch(show))
     >>> show(Draws(jnp.zeros((4, 50, 2)), Info(jnp.ones(())), state=(), step=50))
     >>> "50/100" in file.getvalue(), "accepted 1.000" in file.getvalue()
     (True, True)
@@ -82,7 +82,7 @@ def annealing_bar(
     >>> file, flat = io.StringIO(), ising.from_matrix(jnp.zeros((2, 2)))
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
     >>> args = jax.random.key(0), ising.energy, flat, Bernoulli(2)
-    >>> _ = ais(*args, callback=annealing_bar(20, file=file), **options)
+    >>> _ = ais(*args, watch=Watch(annealing_bar(20, file=file)), **options)
     >>> "20/20" in file.getvalue(), "ESS 100 of 100" in file.getvalue()
     (True, True)
     """
@@ -104,7 +104,7 @@ def rows_bar(
 
     >>> import io
     >>> file = io.StringIO()
-    >>> show = rows_bar(4, file=file)  # for marginal_log_likelihood(..., callback=show)
+    >>> show = rows_bar(4, file=file)  # for a Watch of marginal_log_likelihood
     >>> show(RowsDone(num_rows=4, num_done=2.0, per_row=jnp.array([-1.0, -3.0])))
     >>> "2/4" in file.getvalue(), "log p -2" in file.getvalue()
     (True, True)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.descent import (
+    DescentMethod,
     Memory,
     Problem,
     Vector,
@@ -76,7 +77,7 @@ class ProximalState(NamedTuple):
 
 
 @recipe
-class Proximal:
+class Proximal(DescentMethod):
     """Quasi-Newton descent on the forward-backward envelope (PANOC): zeros are zeros.
 
     With point(x) = prox_h(x - t grad f(x), t), the minima of f + h are the roots of
@@ -114,10 +115,10 @@ class Proximal:
             trial=one,
         )
 
-    def where(self, state: ProximalState) -> Vector:
+    def ask(self, state: ProximalState) -> Vector:
         return state.asked
 
-    def told(
+    def tell(
         self, problem: Problem, state: ProximalState, value: Scalar, gradient: Vector
     ) -> ProximalState:
         seen = Seen(state.asked, value, gradient)

@@ -1,8 +1,8 @@
 """The compiled core of a fit: rounds of refreshing and descending.
 
-A `Plan` is all of a fit but its parameters and data, a `Run` its state under way. The
-whole run is one program; with a callback or a checkpoint it is the same program in
-pieces, with the host in between.
+A `Plan` is all of a fit except its parameters and data, a `Run` its state. A fit that
+nobody watches is one program; otherwise the same loops run in pieces of a number of
+steps, with the host in between.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.batches import Batches, deal, new_deck, next_batch, put, take
-from probjax.checkpoint import Kept
 from probjax.data import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.devices import apart
 from probjax.proximal import Proximal
 from probjax.rows import loss_over_rows, scaled
+from probjax.stopping import Progress, StoppingRule
 from probjax.types import (
     Array,
     Chart,
@@ -38,33 +38,6 @@ from probjax.types import (
 )
 
 
-class Progress(NamedTuple):
-    """Where a fit is: what a stopping rule and a callback are given.
-
-    >>> from probjax import ScoreMatching, fit
-    >>> def energy(precision, x):
-    ...     return precision * jnp.sum(x**2) / 2
-    >>> def after_two(progress, data):
-    ...     return progress.step >= 2
-    >>> args = jax.random.key(0), ScoreMatching(energy), 10.0, jnp.array([[0.5], [2.0]])
-    >>> len(fit(*args, stop=after_two).losses)
-    2
-    """
-
-    round: Array
-    """Rounds begun, less one."""
-    step: Array
-    """Steps taken in all rounds."""
-    loss: Scalar
-    """The loss at `params` (for a named optimizer, before its last update)."""
-    gradient_norm: Scalar
-    """The largest absolute entry of the loss's gradient in the parameters."""
-    params: Params
-    """The parameters."""
-    shared: PyTree
-    """What the objective keeps that belongs to no row, as particles."""
-
-
 @recipe
 class Plan:
     """All of a fit but its parameters and data: numbers traced, the rest static."""
@@ -72,9 +45,8 @@ class Plan:
     objective: Objective
     penalty: Penalty | None
     chart: Chart | None
-    tolerance: float
+    stop: StoppingRule
     optimizer: optax.GradientTransformation | None = static()
-    stop: Callable | None = static()
     num_rounds: int = static()
     steps_per_round: int = static()
     batch_size: int | None = static()
@@ -82,92 +54,87 @@ class Plan:
 
 
 class Run(NamedTuple):
-    """A fit under way: what is carried between compiled chunks."""
+    """State of a fit between compiled pieces."""
 
     method: PyTree
-    """The state of the descent."""
+    """State of the descent."""
+    params: Params
+    """Parameters at the end of the last piece."""
     context: Context
+    """Context of the objective."""
     batches: Batches | tuple[()]
     """() if every step sees all rows."""
     losses: Array
     """NaN from `step` on."""
     round: Array
-    """The number of the round begun last."""
+    """Number of the current round."""
     step: Array
     """Steps taken in all rounds."""
     round_step: Array
     """Steps taken in this round."""
     gradient_norm: Scalar
+    """Largest absolute entry of the gradient in the parameters."""
     ended: Array
     """Whether this round has nothing left to do."""
-    stopped: Array
-    """Whether the stopping rule or the callback ended the fit."""
+    met: Array
+    """Whether the stopping rule is met."""
 
 
-def run_rounds(
-    plan: Plan, key: PRNGKeyArray, params: Params, data: Data
-) -> tuple[Run, Params]:
-    """All rounds, and the parameters they lead to."""
-
-    def one_round(run):
-        run = _begin_round(plan, key, run, params, data)
-        return _advance(plan, key, run, params, data, plan.steps_per_round)
-
-    def busy(run):
-        return ~run.stopped & (run.round + 1 < plan.num_rounds)
-
-    run = _start(plan, key, params, data)
-    run = jax.lax.while_loop(busy, one_round, run)
-    return run, _progress(plan, run, params).params
+def run_rounds(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
+    """Start a fit and run all of its rounds."""
+    return advance(plan, key, start(plan, key, params, data), params, data, None)
 
 
-def run_in_pieces(
+def advance(
     plan: Plan,
     key: PRNGKeyArray,
-    params: Params,
-    data: Data,
-    callback: Callable[[Progress], Any] | None,
-    every: int,
-    kept: Kept,
-) -> tuple[Run, Params]:
-    """The same, `every` so many steps asking `callback` whether to end.
-
-    Pieces end at multiples of `every`, so that a run that was kept on disk goes on
-    through the same ones.
-    """
-    run = kept.begin(lambda: start(plan, key, params, data))
-    while not is_over(plan, run):
-        if run.ended:
-            run = begin_round(plan, key, run, params, data)
-        limit = (int(run.round_step) // every + 1) * every
-        run = _advance_jit(plan, key, run, params, data, limit)
-        run = after_piece(plan, run, params, callback, kept)
-    return run, progress(plan, run, params).params
-
-
-def is_over(plan: Plan, run: Run) -> bool:
-    """Whether nothing is left to do."""
-    last = int(run.round) + 1 == plan.num_rounds
-    return bool(run.stopped) or (last and bool(run.ended))
-
-
-def after_piece(
-    plan: Plan,
     run: Run,
     params: Params,
-    callback: Callable[[Progress], Any] | None,
-    kept: Kept,
+    data: Data,
+    limit: Array | int | None,
 ) -> Run:
-    """Tell the host how far the run is, and keep it on disk if it is time.
+    """Run rounds until the fit is over or `limit` steps have been taken in all."""
 
-    A callback that ends it ends this call: on disk it is under way, and can go on.
-    """
-    asked = callback is not None and callback(progress(plan, run, params))
-    kept.keep(run, last=bool(asked) or is_over(plan, run))
-    return run._replace(stopped=jnp.asarray(True)) if asked else run
+    def busy(run):
+        more = True if limit is None else run.step < limit
+        return ~is_over(plan, run) & more
+
+    def one_round(run):
+        begin = partial(begin_round, plan, key, params=params, data=data)
+        # A piece may begin in the middle of a round; a whole run does not.
+        run = (
+            begin(run) if limit is None else jax.lax.cond(run.ended, begin, _same, run)
+        )
+        return _descend(plan, key, run, params, data, limit)
+
+    run = jax.lax.while_loop(busy, one_round, run)
+    return run._replace(params=space_of(plan, params).params(run.method.point))
 
 
-def _start(plan, key, params, data):
+def is_over(plan: Plan, run: Run) -> Array:
+    """Return whether nothing is left to do."""
+    last = run.round + 1 == plan.num_rounds
+    return (run.met & plan.stop.ends_fit) | (last & run.ended)
+
+
+def progress(run: Run) -> Progress:
+    """Return what a callback receives after a piece."""
+    return Progress(
+        run.round,
+        run.step,
+        run.method.value,
+        run.gradient_norm,
+        run.params,
+        run.context.shared,
+    )
+
+
+def _same(run):
+    return run
+
+
+def start(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
+    """Create the state of a fit before its first round."""
     space = space_of(plan, params)
     count = plan.num_rounds * plan.steps_per_round
     kind = float_dtype(params)
@@ -180,6 +147,7 @@ def _start(plan, key, params, data):
         )
     return Run(
         method=space.method.start(space.point(params)),
+        params=params,
         context=_apart(plan.objective.init(init_key, params, data)),
         batches=batches,
         losses=jnp.full(count, jnp.nan, kind),
@@ -188,17 +156,20 @@ def _start(plan, key, params, data):
         round_step=zero,
         gradient_norm=jnp.full((), jnp.inf, kind),
         ended=~no,
-        stopped=no,
+        met=no,
     )
 
 
-def _begin_round(plan, key, run, params, data):
+def begin_round(
+    plan: Plan, key: PRNGKeyArray, run: Run, params: Params, data: Data
+) -> Run:
+    """Refresh the objective and restart the descent."""
     space = space_of(plan, params)
     number = run.round + 1
     deal_key, refresh_key, _ = _round_keys(key, number)
     current = space.params(run.method.point)
     refresh = partial(plan.objective.refresh, refresh_key, current)
-    batches = run.batches
+    batches: Any = run.batches
     if plan.batch_size is not None:
         batches = deal(deal_key, data.weights, batches)
     if plan.batch_size is None or batches.whole:
@@ -223,13 +194,14 @@ def _apart(context):
     return context._replace(rows=apart(context.rows))
 
 
-def _advance(plan, key, run, params, data, limit):
-    """Descend until the round ends or has taken `limit` steps."""
+def _descend(plan, key, run, params, data, limit):
+    """Descend until the round ends or the fit has taken `limit` steps."""
     space = space_of(plan, params)
     _, _, shuffle_key = _round_keys(key, run.round)
 
     def busy(run):
-        return ~run.ended & ~run.stopped & (run.round_step < limit)
+        more = True if limit is None else run.step < limit
+        return ~(run.ended | (run.met & plan.stop.ends_fit)) & more
 
     def tick(run):
         rows, context, batches = data, run.context, run.batches
@@ -244,14 +216,14 @@ def _advance(plan, key, run, params, data, limit):
             rows = Data(take(data.x, chosen), mask=take(data.mask, chosen))
             context = context._replace(rows=take(context.rows, chosen))
         problem, evaluate = problem_of(plan, space, rows, context)
-        value, gradient = evaluate(space.method.where(run.method))
+        value, gradient = evaluate(space.method.ask(run.method))
         run = run._replace(batches=batches)
-        return told(plan, space, run, params, data, problem, value, gradient)
+        return tell(plan, space, run, params, data, problem, value, gradient)
 
     return jax.lax.while_loop(busy, tick, run)
 
 
-def told(
+def tell(
     plan: Plan,
     space: "Space",
     run: Run,
@@ -261,25 +233,27 @@ def told(
     value: Scalar,
     gradient: PyTree,
 ) -> Run:
-    """The run after the loss was evaluated where its method wanted it."""
-    method = space.method.told(problem, run.method, value, gradient)
+    """Return the run after the loss was evaluated where its method asked for it."""
+    method = space.method.tell(problem, run.method, value, gradient)
     norm = space.gradient_norm(method)
     steps = jnp.where(method.accepted, 1, 0)
     place = jnp.where(method.accepted, run.step, len(run.losses))
-    calm = (norm < plan.tolerance) & (plan.batch_size is None)
-    spent = run.round_step + steps >= plan.steps_per_round
-    run = run._replace(
+    step, round_step = run.step + steps, run.round_step + steps
+    found = space.params(method.point)
+    now = Progress(run.round, step, method.value, norm, found, run.context.shared)
+    met = jnp.asarray(False)
+    if plan.batch_size is None or not plan.stop.needs_all_rows:
+        met = jnp.asarray(plan.stop.is_met(now, data), bool)
+    spent = round_step >= plan.steps_per_round
+    return run._replace(
         method=method,
         losses=run.losses.at[place].set(method.value, mode="drop"),
-        step=run.step + steps,
-        round_step=run.round_step + steps,
+        step=step,
+        round_step=round_step,
         gradient_norm=norm,
-        ended=calm | spent | method.stalled,
+        ended=met | spent | method.stalled,
+        met=met,
     )
-    if plan.stop is None:
-        return run
-    rule = jnp.asarray(plan.stop(_progress(plan, run, params), data))
-    return run._replace(stopped=method.accepted & rule)
 
 
 def _round_keys(key, number):
@@ -375,20 +349,6 @@ def to_params(plan: Plan, space: Space) -> Callable[[PyTree], Params] | None:
     return None if plan.chart is None else space.params
 
 
-def _progress(plan, run, params):
-    found = space_of(plan, params).params(run.method.point)
-    return Progress(
-        run.round,
-        run.step,
-        run.method.value,
-        run.gradient_norm,
-        found,
-        run.context.shared,
-    )
-
-
 run_compiled = jax.jit(run_rounds)
-start = jax.jit(_start)
-begin_round = jax.jit(_begin_round)
-progress = jax.jit(_progress)
-_advance_jit = jax.jit(_advance)
+start_compiled = jax.jit(start)
+advance_compiled = jax.jit(advance)

@@ -19,7 +19,6 @@ import numpy as np
 
 from probjax.data import num_rows
 from probjax.devices import num_devices
-from probjax.objectives.reduce import mean
 from probjax.types import (
     Array,
     Data,
@@ -29,7 +28,9 @@ from probjax.types import (
     PyTree,
     Scalar,
     float_dtype,
+    has_statistic,
     is_concrete,
+    weighted_mean,
 )
 
 CACHED_ROWS = 4096
@@ -62,7 +63,7 @@ def loss_over_rows(
         weights = jnp.ones(num_rows(data), float_dtype(params))
     rows = (data.x, weights, context)
     found = _reduced(objective.reduce, objective.row, params, *rows, chunk_size)
-    if not hasattr(objective, "of_mean"):
+    if not has_statistic(objective, params, data.x):
         return found
     beside = _of_mean(objective, params, data.x, weights, chunk_size)
     return jax.tree.map(jnp.add, found, beside)
@@ -110,7 +111,7 @@ def _of_mean(objective, params, x, weights, chunk_size):
     def row(params, x, context):
         return slope @ objective.statistic(params, x)
 
-    _, gradient = _reduced(mean, row, params, x, weights, (), chunk_size)
+    _, gradient = _reduced(weighted_mean, row, params, x, weights, (), chunk_size)
     return value, gradient
 
 

@@ -5,13 +5,31 @@ holds states and results. `recipe` turns a class into a frozen dataclass that is
 pytree: its numbers are traced, its functions and sizes are `static()`, so a recipe can
 be rebuilt in a loop without compiling again. `closed_form` attaches to an energy what
 is known of it beyond its value.
+
+Interfaces are abstract base classes. Required members are abstract; all other members
+that a driver uses have a default. Recipes, a user's own included, inherit from them:
+
+    @probjax.recipe
+    class Mine(probjax.Sampler):
+        def init(self, key, potential, x): ...
+        def step(self, key, potential, state): ...
 """
 
 import dataclasses
+import inspect
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    dataclass_transform,
+)
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +47,7 @@ __all__ = [
     "Connectivity",
     "Context",
     "Data",
+    "Domain",
     "Energy",
     "Float",
     "Gaps",
@@ -112,14 +131,33 @@ def recipe(cls: Class) -> Class:
         theirs, other_form = jax.tree.flatten(other)
         return form == other_form and all(map(np.array_equal, mine, theirs))
 
+    _hide_inherited(cls)
     cls.__post_init__ = complete
     cls.__eq__ = equal  # pyright: ignore[reportAttributeAccessIssue]
     cls.__hash__ = None  # pyright: ignore[reportAttributeAccessIssue]
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    _check_fields(cls, fields)
     meta = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if not field.metadata.get("static")]
     return jax.tree_util.register_dataclass(cls, data, meta)
+
+
+def _hide_inherited(cls):
+    """Keep class attributes of an interface from becoming the defaults of fields."""
+    for name in inspect.get_annotations(cls):
+        if hasattr(cls, name) and name not in vars(cls):
+            setattr(cls, name, dataclasses.field())
+
+
+def _check_fields(cls, fields):
+    """Raise if a field has the name of an inherited property, which cannot be set."""
+    for field in fields:
+        if isinstance(getattr(cls, field.name, None), property):
+            raise TypeError(
+                f"{cls.__name__}.{field.name} must be a property, as it is in the "
+                "interface, got a field; try @property"
+            )
 
 
 def _is_float(annotation: Any) -> bool:
@@ -200,11 +238,20 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
 
 
-def check_role(name: str, given: Any, does: str, example: str) -> None:
-    """Refuse what has no `does`, as a class in place of its instance has not."""
-    if isinstance(given, type) or not hasattr(given, does):
-        kind = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
-        raise ValueError(f"{name} must be made as {example}, got {kind}")
+def check_role(name: str, given: Any, interface: type, example: str) -> None:
+    """Raise if `given` is not a recipe that inherits from `interface`."""
+    if isinstance(given, interface):
+        if jax.tree_util.all_leaves([given]):
+            raise ValueError(
+                f"{name} must be a recipe, got a {type(given).__name__}; try "
+                f"@probjax.recipe on class {type(given).__name__}"
+            )
+        return
+    kind = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+    raise ValueError(
+        f"{name} must inherit from probjax.{interface.__name__}, as {example} does, "
+        f"got {kind}"
+    )
 
 
 def check_key(key: Any) -> None:
@@ -231,6 +278,14 @@ def float_dtype(tree: PyTree) -> np.dtype:
     kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [kind for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
     return jnp.result_type(*kinds) if kinds else jnp.result_type(float)
+
+
+def weighted_mean(
+    values: Float[Array, " row"], weights: Float[Array, " row"]
+) -> Scalar:
+    """sum_r w_r v_r / sum_r w_r, and 0 if nothing has weight."""
+    total = weights.sum()
+    return weights @ values / jnp.where(total > 0, total, 1)
 
 
 class Energy(Protocol):
@@ -319,8 +374,13 @@ class Gaps(NamedTuple):
     """As in `Neighbours`."""
 
 
-class Connectivity(Protocol):
-    """Which states exchange probability directly with a state.
+Domain = Literal["any", "bits", "letters", "reals", "mixed"]
+"""Kinds of states: entries 0 and 1, entries 0 to q - 1, floating numbers, or several
+of these; "any" for what is not known or does not matter."""
+
+
+class Connectivity(ABC):
+    """Rule that says which states exchange probability directly with a state.
 
     >>> from probjax import AllFlips
     >>> flips = AllFlips()
@@ -330,36 +390,39 @@ class Connectivity(Protocol):
     [[1.0, 0.0]]
     """
 
+    @abstractmethod
     def prepare(self, x: State) -> State:
-        """Refuse data it is not made for; otherwise `x` as floating arrays."""
-        ...
+        """Check data, and return `x` as floating arrays."""
+
+    @abstractmethod
+    def states(self, x: State, moves: Moves) -> Neighbours:
+        """Return the neighbours of `x`."""
 
     def draw(self, key: PRNGKeyArray, potential: Any, x: State) -> Moves:
-        """The random part of the neighbourhood of `x`; () if there is none."""
-        ...
-
-    def states(self, x: State, moves: Moves) -> Neighbours:
-        """The neighbours themselves."""
-        ...
+        """Draw the random part of the neighbourhood of `x`; () if there is none."""
+        return ()
 
     def gaps(self, potential: Any, x: State, moves: Moves) -> Gaps:
-        """Their gaps, by a closed form of the energies where there is one."""
-        ...
+        """Compute E(x) - E(x') + log_ratio, one energy per neighbour by default."""
+        near = self.states(x, moves)
+        gap = potential(x) - jax.vmap(potential)(near.x) + near.log_ratio
+        return Gaps(gap, near.weight)
+
+    @property
+    def domain(self) -> Domain:
+        """Kind of states that it connects."""
+        return "any"
+
+    def num_letters(self) -> int | None:
+        """Return the number of letters of a site; None if states are not letters."""
+        return None
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """A loss to be minimised: `reduce` over weighted rows of `row`, plus `rest`.
 
     `refresh` holds all randomness, so within a round the loss is a fixed function of
-    `params`. `reduce(values, weights)` is a weighted mean of some transform of the
-    values, so that blocks of rows combine: it reduces the blocks' results by their
-    total weights.
-
-    It may also have `unbounded(params, data)`, which says in words what has no finite
-    estimate, and `minimised = False` if its value has no meaning, only its gradient.
-
-    If it has `statistic(params, x)`, a vector of one row, and `of_mean(m)`, then that
-    function of the weighted mean m over the rows of a step is added.
+    `params`.
 
     >>> from probjax import ScoreMatching
     >>> def energy(precision, x):
@@ -370,19 +433,67 @@ class Objective(Protocol):
     0.0
     """
 
-    @property
-    def reduce(self) -> Callable[[Array, Array], Scalar]: ...
-    def prepare(self, params: Params, data: Data) -> Data: ...
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context: ...
+    @abstractmethod
+    def prepare(self, params: Params, data: Data) -> Data:
+        """Check data, and return them with `x` as floating arrays."""
+
+    @abstractmethod
+    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
+        """Compute the value of one row, given its part of `Context.rows`."""
+
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
+        """Create the context before the first round; empty by default."""
+        return Context((), ())
+
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context: ...
-    def row(self, params: Params, x: State, context: PyTree) -> Scalar: ...
-    def rest(self, params: Params, shared: PyTree) -> Scalar: ...
+    ) -> Context:
+        """Draw whatever is random, at the start of a round; nothing by default."""
+        return context
+
+    def rest(self, params: Params, shared: PyTree) -> Scalar:
+        """Compute the part of the loss that belongs to no row; 0 by default."""
+        return jnp.zeros(())
+
+    def reduce(self, values: Array, weights: Array) -> Scalar:
+        """Combine the values of rows, by default into their weighted mean.
+
+        It must be a weighted mean of some transform of the values, so that chunks of
+        rows combine: their results are reduced by their total weights.
+        """
+        return weighted_mean(values, weights)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the loss has a meaningful value, and not only a gradient."""
+        return True
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether the value of a row depends on other rows."""
+        return False
+
+    def unbounded(self, params: Params, data: Data) -> str:
+        """Describe which parameters have no finite estimate; "" if none is known."""
+        return ""
+
+    def statistic(self, params: Params, x: State) -> Float[Array, " statistic"]:
+        """Compute a vector of one row, whose mean over rows enters the loss."""
+        return jnp.zeros(0)
+
+    def of_mean(self, mean: Float[Array, " statistic"]) -> Scalar:
+        """Compute the part of the loss that depends on the mean of `statistic`."""
+        return jnp.zeros(())
+
+
+def has_statistic(objective: Objective, params: Params, x: State) -> bool:
+    """Return whether the loss depends on the mean of a statistic over rows `x`."""
+    first = jax.tree.map(lambda rows: rows[0], x)
+    return jax.eval_shape(objective.statistic, params, first).size > 0
 
 
 class Info(NamedTuple):
-    """What a step of a sampler tells of itself.
+    """Report of one step of a sampler; None for what the sampler does not report.
 
     >>> steps = Info(accept=jnp.array([1.0, 0.0, 1.0, 1.0]))  # as draws.info of a chain
     >>> float(steps.accept.mean())
@@ -390,16 +501,35 @@ class Info(NamedTuple):
     """
 
     accept: Scalar
-    """The share of proposals that were accepted; 1 where nothing is rejected."""
+    """Fraction of proposals that were accepted; 1 if nothing is ever rejected."""
+    chance: Scalar | None = None
+    """Acceptance probability of the proposal."""
+    flip: Scalar | None = None
+    """1 if the momentum was negated."""
+    diverged: Scalar | None = None
+    """1 if the energy rose beyond all bounds or was not a number; never accepted."""
+    energy: Scalar | None = None
+    """E(x) + v'v / 2 at the end of the step, with the refreshed momentum."""
+    evaluations: Scalar | None = None
+    """Number of leaps that were evaluated."""
+    num_leaps: Scalar | None = None
+    """Number of leaps taken, 0 if the state did not move."""
+    swap: Float[Array, " pair"] | None = None
+    """Swap probability of neighbouring temperatures; 0 if no swap was tried."""
+    tried: Float[Array, " pair"] | None = None
+    """1 if a swap was tried, else 0: divide means of `swap` by means of it."""
+
+    @property
+    def acceptance(self) -> Scalar:
+        """Acceptance probability if it is known, else whether it was accepted."""
+        return self.accept if self.chance is None else self.chance
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """A Markov chain that leaves exp(-potential) unchanged, one state at a time.
 
-    A sampler's state has the current state as its `x`, and may keep what it knows of
-    it, which holds for all weights of a potential but not for other parameters: after
-    those have moved, `init` anew. A sampler whose chain does not go on from a draw of
-    the model by that, as it keeps more than can be drawn anew, has `resumable = False`.
+    A sampler's state has the current state as its `x`. It may cache what holds for all
+    weights of a potential; after the parameters have changed, call `init` again.
 
     >>> from probjax import HeatBath, ising, potential
     >>> model = potential(ising.energy, ising.from_matrix([[-99.0]]))
@@ -410,17 +540,53 @@ class Sampler(Protocol):
     [1.0]
     """
 
+    @abstractmethod
+    def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any:
+        """Create the sampler's state at `x`."""
+
+    @abstractmethod
+    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Info]:
+        """Return the next state of the chain and a report."""
+
     def prepare(self, potential: Any, x: State) -> State:
-        """Refuse a model or starts it is not made for; else `x` as floating arrays."""
-        ...
+        """Check the model and the starts, and return `x` as floating arrays."""
+        return jax.tree.map(floating, x)
 
-    def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any: ...
-    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Any]:
-        """The next state of the chain, and an `Info` or a record with as much."""
-        ...
+    @property
+    def domain(self) -> Domain:
+        """Kind of states that it moves."""
+        return "any"
+
+    @property
+    def resumable(self) -> bool:
+        """Whether `init` at a draw of the model continues the chain without bias."""
+        return True
+
+    def cached_terms(self, state: Any) -> Float[Array, " term"] | None:
+        """Return the unweighted energies that a state caches; None if it has none."""
+        return None
+
+    @property
+    def target_acceptance(self) -> float | None:
+        """Acceptance to which drivers adapt `step_size`; None: nothing is adapted."""
+        return None
+
+    step_size: Any
+    """Knob that is adapted; only read if `target_acceptance` is not None."""
+    metric: Any
+    """Metric of the states, None for the identity; only read if `metrics` has any."""
+
+    @property
+    def metrics(self) -> tuple[Literal["lengths", "matrix"], ...]:
+        """Forms of metric that `adapted` accepts, of shapes (n,) and (n, n)."""
+        return ()
+
+    def adapted(self, step_size: Scalar, metric: Array | None = None) -> Self:
+        """Return the sampler with another step size, and metric unless it is None."""
+        return dataclasses.replace(self, step_size=step_size)  # pyright: ignore
 
 
-class Base(Protocol):
+class Base(ABC):
     """A distribution p(x) = exp(-energy(x) - log_z) that can be drawn from.
 
     >>> from probjax import Laplace
@@ -430,21 +596,36 @@ class Base(Protocol):
     """
 
     @property
-    def log_z(self) -> Scalar: ...
+    @abstractmethod
+    def log_z(self) -> Scalar:
+        """Logarithm of the normalising constant."""
+
+    @abstractmethod
+    def sample(self, key: PRNGKeyArray) -> State:
+        """Draw one state."""
+
+    @abstractmethod
+    def energy(self, x: State) -> Scalar:
+        """Compute the energy of one state."""
+
     def prepare(self, x: State) -> State:
-        """Refuse rows it is no distribution of; otherwise `x` as floating arrays."""
-        ...
+        """Check rows, and return them as floating arrays."""
+        return jax.tree.map(floating, x)
 
-    def sample(self, key: PRNGKeyArray) -> State: ...
-    def energy(self, x: State) -> Scalar: ...
+    @property
+    def domain(self) -> Domain:
+        """Kind of states that it draws."""
+        return "any"
 
 
-class Penalty(Protocol):
-    """A term added to any loss, with the map that makes non-smooth ones tractable.
+class Penalty(ABC):
+    """A term added to any loss, with a proximal map if it is not smooth.
 
     >>> @recipe
-    ... class AboveZero:
-    ...     smooth: ClassVar[bool] = False
+    ... class AboveZero(Penalty):
+    ...     @property
+    ...     def smooth(self):
+    ...         return False
     ...     def value(self, params):
     ...         return jnp.where((params < 0).any(), jnp.inf, 0.0)
     ...     def prox(self, params, step):
@@ -453,19 +634,47 @@ class Penalty(Protocol):
     [1.0, 0.0]
     """
 
-    smooth: ClassVar[bool]
+    @abstractmethod
+    def value(self, params: Params) -> Scalar:
+        """Compute the term."""
 
-    def value(self, params: Params) -> Scalar: ...
+    @property
+    def smooth(self) -> bool:
+        """Whether the term has a gradient everywhere; if not, `prox` is required."""
+        return True
+
     def prox(self, params: Params, step: Scalar) -> Params:
-        """Argmin over q of |q - params|^2 / 2 + step * value(q)."""
-        ...
+        """Compute the argmin over q of |q - params|^2 / 2 + step * value(q).
+
+        By default one gradient step, which approximates it for smooth penalties.
+        """
+        slope = jax.grad(self.value)(params)
+        return jax.tree.map(lambda p, g: p - step * g, params, slope)
+
+    def with_strength(self, strength: Scalar | float) -> "Penalty | None":
+        """Return the penalty with another strength; None if it has no strength."""
+        return None
+
+    def vanishing(self, gradient: Params) -> Scalar | None:
+        """Compute the least strength that keeps zeros at zero; None if none does.
+
+        `gradient` is that of the loss where all penalised entries are zero.
+        """
+        return None
+
+    def sparing(self, couplings: Params) -> "Penalty":
+        """Return the penalty on couplings alone, if its weights were left open.
+
+        `couplings` is 1 on couplings and 0 on biases. By default nothing changes.
+        """
+        return self
 
 
-class Chart(Protocol):
+class Chart(ABC):
     """The coordinates in which descent happens.
 
     >>> @recipe
-    ... class Cubes:
+    ... class Cubes(Chart):
     ...     def forward(self, params):
     ...         return jnp.cbrt(params)
     ...     def inverse(self, coordinates):
@@ -474,5 +683,10 @@ class Chart(Protocol):
     [1.0, 8.0]
     """
 
-    def forward(self, params: Params) -> PyTree: ...
-    def inverse(self, coordinates: PyTree) -> Params: ...
+    @abstractmethod
+    def forward(self, params: Params) -> PyTree:
+        """Compute the coordinates of parameters."""
+
+    @abstractmethod
+    def inverse(self, coordinates: PyTree) -> Params:
+        """Compute the parameters at coordinates."""

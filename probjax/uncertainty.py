@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import num_rows, refuse_mask
-from probjax.devices import driver
+from probjax.driver import driver
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
@@ -41,6 +41,7 @@ from probjax.types import (
     Penalty,
     PyTree,
     float_dtype,
+    has_statistic,
     is_concrete,
 )
 
@@ -124,7 +125,7 @@ def uncertainty(
     >>> uncertainty(objective, fitted, rows).stderr.round(4).tolist()  # 2 / sqrt(4)
     [1.0]
     """
-    if not getattr(objective, "minimised", True):
+    if not objective.has_value:
         raise ValueError(
             f"{type(objective).__name__} is no loss that is minimised, so its "
             "curvature says nothing: fit MPF, PseudoLikelihood or MaximumLikelihood"
@@ -136,12 +137,12 @@ def uncertainty(
         )
     data = at_door(objective, fitted.params, data)
     refuse_mask(data, "error bars do not know what missing entries would have said")
-    if getattr(objective, "exclude_data", False):
+    if objective.couples_rows:
         raise ValueError(
             "with exclude_data rows decide on the neighbours of others, so that the "
             "loss is no sum over rows: there are no error bars for it"
         )
-    if hasattr(objective, "of_mean"):
+    if has_statistic(objective, fitted.params, data.x):
         raise ValueError(
             f"{type(objective).__name__} adds a function of all rows together, so that "
             "the loss is no sum over rows: there are no error bars for it"
@@ -150,7 +151,7 @@ def uncertainty(
         warnings.warn(
             "error bars are of a minimum, which the fit has not come to",
             ConvergenceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if penalty is None:
         warn_of_unbounded(objective, fitted.params, data)

@@ -19,6 +19,7 @@ import numpy as np
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.fitting import loss
 from probjax.path import Path, fit_path
+from probjax.stopping import StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,
@@ -90,7 +91,7 @@ def cross_validate(
     num_strengths: int = 30,
     smallest: float = 1e-3,
     steps_per_round: int = 2000,
-    tolerance: float | None = None,
+    stop: StoppingRule | None = None,
 ) -> Validation:
     """Fit `objective` at every strength to all data, and to all but each fold.
 
@@ -114,8 +115,8 @@ def cross_validate(
     (1, True)
     """
     check_count("num_folds", num_folds, least=2)
-    for loss_of in (objective, score):
-        if not getattr(loss_of, "minimised", True):
+    for loss_of in (objective, score or objective):
+        if not loss_of.has_value:
             raise ValueError(
                 f"the value of {type(loss_of).__name__} says nothing to choose by: "
                 "give another objective, as PseudoLikelihood"
@@ -139,7 +140,7 @@ def cross_validate(
             num_strengths=num_strengths,
             smallest=smallest,
             steps_per_round=steps_per_round,
-            tolerance=tolerance,
+            stop=stop,
         )
 
     def judge(path, weights):

@@ -14,7 +14,15 @@ from probjax.annealing.base_fits import (
 from probjax.annealing.bounds import Bracket, reverse_ais, sandwich
 from probjax.annealing.evaluate import Estimate, compare, log_likelihood
 from probjax.annealing.marginal import RowsDone, marginal_log_likelihood
-from probjax.annealing.path import Geometric, Straight, linear, sigmoid, towards_one
+from probjax.annealing.path import (
+    Ends,
+    Geometric,
+    Path,
+    Straight,
+    linear,
+    sigmoid,
+    towards_one,
+)
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import Plan
 
@@ -26,6 +34,7 @@ __all__ = [
     "Bracket",
     "Categorical",
     "compare",
+    "Ends",
     "Estimate",
     "Exponential",
     "fit_bernoulli",
@@ -39,6 +48,7 @@ __all__ = [
     "linear",
     "log_likelihood",
     "marginal_log_likelihood",
+    "Path",
     "Pilot",
     "Plan",
     "Product",

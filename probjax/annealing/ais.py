@@ -25,30 +25,30 @@ Whiteley, Biometrika 105, 609 (2018).
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 
 from probjax.annealing.annealed import Annealed, summed_up
+from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.course import Course, Particles
-from probjax.annealing.path import Geometric, Way
+from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
-from probjax.checkpoint import NOT_KEPT, Checkpoint, Kept, kept_by
-from probjax.devices import check_even, driver, each
-from probjax.potential import potential
+from probjax.devices import check_even
+from probjax.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (
+    Array,
     ArrayLike,
     Base,
     Energy,
     Params,
     PRNGKeyArray,
     Sampler,
-    State,
     check_count,
     check_key,
-    is_concrete,
+    check_role,
 )
 
 
@@ -63,12 +63,10 @@ def ais(
     num_particles: int,
     num_steps: int,
     betas: ArrayLike | None = None,
-    path: Way | None = None,
+    path: Path | None = None,
     pilot: Pilot | None = Pilot(),
     resample_below: float | None = None,
-    callback: Callable[[Annealed], Any] | None = None,
-    callback_every: int = 1000,
-    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Annealed:
     """Estimate log Z of exp(-energy) by particles that come from a base.
 
@@ -87,11 +85,8 @@ def ais(
         resample_below: copy the heavy and drop the light where fewer than this share
             of the particles are effective. None never does. It is the one thing that
             moves particles from device to device.
-        callback: called on the host after every `callback_every` distributions with
-            what is known by then, as `annealing_bar(num_steps)`; the run ends if it
-            returns True.
-        checkpoint: where to keep the run between calls back, so that this same call
-            goes on, to the bit, if it was killed or ended early.
+        watch: callback and checkpoint. The callback receives the estimate so far, by
+            default every 1,000 distributions; see also `annealing_bar(num_steps)`.
 
     >>> from probjax import Bernoulli, HeatBath, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
@@ -100,53 +95,23 @@ def ais(
     >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
     True
     """
-    path = Geometric() if path is None else path
+    asked = dict(locals())
     check_key(key)
     check_count("num_particles", num_particles)
-    plan_key, start_key, run_key = jax.random.split(key, 3)
     if resample_below is not None and not 0 < resample_below <= 1:
         raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
-    keys = jax.random.split(run_key, num_particles)
-
-    def course(plan):
-        return Course(
-            energy, None, False, params, base, path, sampler, plan, resample_below
-        )
-
-    def begin():
-        plan = planned(
-            plan_key,
-            energy,
-            params,
-            base,
-            sampler=sampler,
-            num_particles=num_particles,
-            num_steps=num_steps,
-            betas=betas,
-            path=path,
-            pilot=pilot,
-        )
-        return plan, _start(course(plan), start_key, keys)
-
-    kept = kept_by(
-        checkpoint,
-        "ais",
-        key=key,
-        energy=energy,
-        params=params,
-        base=base,
-        sampler=sampler,
-        num_particles=num_particles,
-        num_steps=num_steps,
-        betas=betas,
-        path=path,
-        pilot=pilot,
-        resample_below=resample_below,
+    bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
+    asked["betas"] = betas = checked(key, bridge, num_particles, num_steps, betas)
+    job = forward_job(
+        key,
+        partial(planned, bridge, pilot, num_particles, num_steps, betas),
+        partial(Course, bridge, resample_below=resample_below),
+        num_particles,
     )
-    plan, particles = kept.begin(begin)
-    return finish(course(plan), keys, particles, callback, callback_every, kept)
+    return run(job._replace(name="ais", arguments=asked), watch)
 
 
+@driver
 def ais_until(
     key: PRNGKeyArray,
     energy: Energy,
@@ -158,10 +123,9 @@ def ais_until(
     num_particles: int,
     num_steps: int = 1000,
     most_steps: int = 1_000_000,
-    path: Way | None = None,
+    path: Path | None = None,
     pilot: Pilot | None = Pilot(),
-    callback: Callable[[Annealed], Any] | None = None,
-    callback_every: int = 1000,
+    watch: Watch | None = None,
 ) -> Annealed:
     """Run `ais` with twice as many distributions again and again.
 
@@ -172,8 +136,8 @@ def ais_until(
     Args:
         num_steps: distributions of the first run.
         most_steps: of the last one; a warning says if that was not enough.
-        callback: as that of `ais`, called in every run; if it returns True that run is
-            the last, and is returned as it is by then.
+        watch: as that of `ais`, for all runs; the run that its callback stops is the
+            last, and is returned as it is by then.
 
     >>> from probjax import Bernoulli, HeatBath, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
@@ -183,135 +147,143 @@ def ais_until(
     >>> bool(abs(found.log_z - 2.006) < 0.4)  # log(2 + 2 e)
     True
     """
+    asked = dict(locals())
+    check_key(key)
     check_count("num_steps", num_steps)
     check_count("num_particles", num_particles, least=2)
     if not stderr > 0:
         raise ValueError(f"stderr must be positive, got {stderr}")
+    bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
+    checked(key, bridge, num_particles, num_steps, None)
 
-    ended = False
+    def is_good(annealed):
+        return annealed.stderr < stderr and annealed.ess >= 0.1 * num_particles
 
-    def call(annealed):
-        nonlocal ended
-        ended = bool(callback is not None and callback(annealed))
-        return ended
-
-    def run(number, num_steps):
-        return ais(
-            jax.random.fold_in(key, number),
-            energy,
-            params,
-            base,
-            sampler=sampler,
-            num_particles=num_particles,
-            num_steps=num_steps,
-            path=path,
-            pilot=pilot,
-            callback=None if callback is None else call,
-            callback_every=callback_every,
+    def next_job(results):
+        if _is_confirmed(results, is_good):
+            return None
+        count = num_steps
+        if results:
+            before = len(results[-1].plan.betas) - 1
+            count = before if is_good(results[-1]) else 2 * before
+        if results and count > most_steps:
+            return None
+        return forward_job(
+            jax.random.fold_in(key, len(results)),
+            partial(planned, bridge, pilot, num_particles, count, None),
+            partial(Course, bridge),
+            num_particles,
         )
 
-    attempt = 0
-    while True:
-        annealed = run(attempt, num_steps)
-        if ended:
-            return annealed
-        if annealed.stderr < stderr and annealed.ess >= 0.1 * num_particles:
-            return run(attempt + 1, num_steps)
-        if 2 * num_steps > most_steps:
-            warnings.warn(
-                f"{annealed.describe()}: that is still above {stderr} after "
-                f"{num_steps} distributions: take more particles, or a base that is "
-                "nearer",
-                stacklevel=2,
-            )
-            return annealed
-        attempt, num_steps = attempt + 1, 2 * num_steps
+    results = run_in_turn("ais_until", asked, next_job, watch)
+    annealed, last = results[-1], len(results[-1].plan.betas) - 1
+    if annealed.particles.step == last and not _is_confirmed(results, is_good):
+        warnings.warn(
+            f"{annealed.describe()}: that is still above {stderr} after {last} "
+            "distributions: take more particles, or a base that is nearer",
+            stacklevel=4,
+        )
+    return annealed
 
 
-def planned(
+def _is_confirmed(results, is_good):
+    """Return whether a run followed the first one that was good enough."""
+    return len(results) > 1 and is_good(results[-2])
+
+
+def checked(
     key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    base: Base,
-    *,
-    sampler: Sampler,
+    bridge: Bridge,
     num_particles: int,
     num_steps: int,
     betas: ArrayLike | None,
-    path: Way,
-    pilot: Pilot | None,
-) -> Plan:
-    """The plan of a run, unless what it is made of does not go together."""
+) -> Array | None:
+    """Raise if the parts of a run do not go together; return the schedule, if any."""
     check_count("num_particles", num_particles)
     check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
+    check_role("path", bridge.path, Path, "Geometric()")
     betas = check_schedule(betas, num_steps)
-    check_target(jax.random.fold_in(key, 0), energy, params, base, sampler)
+    key = jax.random.fold_in(key, 0)
+    check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)
+    return betas
+
+
+def planned(
+    bridge: Bridge,
+    pilot: Pilot | None,
+    num_particles: int,
+    num_steps: int,
+    betas: Array | None,
+    key: PRNGKeyArray,
+) -> Plan:
+    """Make the plan of a run."""
     return make_plan(
         key,
-        energy,
-        params,
-        base,
-        None,
+        bridge,
         pilot=pilot,
-        path=path,
-        sampler=sampler,
-        num_particles=max(num_particles, LEAST_PARTICLES),
         num_steps=num_steps,
         betas=betas,
+        num_particles=max(num_particles, LEAST_PARTICLES),
+    )
+
+
+def forward_job(
+    key: PRNGKeyArray,
+    plan: Callable[[PRNGKeyArray], Plan],
+    course: Callable[[Plan], Course],
+    num_particles: int,
+) -> Job:
+    """Describe a run from the base to the target."""
+    plan_key, start_key, run_key = jax.random.split(key, 3)
+    keys = jax.random.split(run_key, num_particles)
+
+    def begin():
+        found = plan(plan_key)
+        return found, _start(course(found), start_key, keys)
+
+    return annealing_job(course, keys, begin)
+
+
+def annealing_job(
+    course: Callable[[Plan], Course],
+    keys: PRNGKeyArray,
+    begin: Callable[[], tuple[Plan, Particles]],
+) -> Job:
+    """Describe a run of particles, whose state is its plan and where they are."""
+
+    def advance(now, every):
+        plan, particles = now
+        last = len(plan.betas) - 1
+        if every is not None:
+            last = min((int(particles.step) // every + 1) * every, last)
+        return plan, advanced(course(plan), keys, particles, last)
+
+    def report(now):
+        plan, particles = now
+        return summed_up(course(plan), particles)
+
+    return Job(
+        name="",
+        arguments={},
+        begin=begin,
+        advance=advance,
+        is_over=lambda now: int(now[1].step) >= len(now[0].betas) - 1,
+        report=report,
+        finish=lambda now, stopped: report(now),
+        every=1000,
     )
 
 
 @jax.jit
 def _start(course, key, keys):
-    return course.start(keys, drawn(course, key, len(keys)))
-
-
-def drawn(course: Course, key: PRNGKeyArray, count: int) -> State:
-    """Draws of the base, as the sampler wants them."""
-    return prepared(course, each(course.base.sample)(jax.random.split(key, count)))
-
-
-def prepared(course: Course, x: State) -> State:
-    """`x` as the sampler wants it."""
-    return course.sampler.prepare(potential(type(course.base).energy, course.base), x)
-
-
-def finish(
-    course: Course,
-    keys: PRNGKeyArray,
-    particles: Particles,
-    callback: Callable[[Annealed], Any] | None = None,
-    every: int = 1000,
-    kept: Kept = NOT_KEPT,
-) -> Annealed:
-    """Run particles to the end, with the host in between if it has to do."""
-    if callback is None and kept is NOT_KEPT:
-        particles, _ = go_on(course, keys, particles, None)
-        return summed_up(course, particles)
-    check_count("callback_every", every)
-    while True:
-        particles, done = go_on(course, keys, particles, every)
-        annealed = summed_up(course, particles)
-        ended = bool(callback is not None and callback(annealed)) or done
-        kept.keep((course.plan, particles), last=ended)
-        if ended:
-            return annealed
-
-
-def go_on(
-    course: Course, keys: PRNGKeyArray, particles: Particles, every: int | None
-) -> tuple[Particles, bool]:
-    """Particles `every` distributions on, None for all, and whether that is the end."""
-    last = len(course.plan.betas) - 1
-    if every is None:
-        return _advance(course, keys, particles, last), True
-    if not is_concrete((course, particles)):
-        raise ValueError("annealing inside jit or vmap cannot call back")
-    until = min(int(particles.step) + every, last)
-    return _advance(course, keys, particles, until), until == last
+    x = course.bridge.draw(jax.random.split(key, len(keys)))
+    return course.start(keys, x)
 
 
 @jax.jit
-def _advance(course, keys, particles, last):
+def advanced(
+    course: Course, keys: PRNGKeyArray, particles: Particles, last: Array | int
+) -> Particles:
+    """Return the particles at distribution `last`."""
     return course.run(keys, particles, last)

@@ -6,7 +6,6 @@ one start taken together where particles were resampled.
 Reference: Lee and Whiteley, Biometrika 105, 609 (2018).
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -84,18 +83,16 @@ def summed_up(course: Course, particles: Particles) -> Annealed:
     """What the particles tell by now."""
     log_weights = particles.settled + particles.log_weight + particles.lost
     sign = -1 if course.backwards else 1
-    base_log_z = jnp.asarray(course.base.log_z, log_weights.dtype)
+    base_log_z = jnp.asarray(course.bridge.base.log_z, log_weights.dtype)
     log_weights = log_weights + sign * base_log_z
     if course.backwards:
-        # From where the way begins to the base, the last of all.
-        first = partial(course.path.first, course.energy)
-        over = jax.vmap(first, (course.axes, None, 0))
-        rest = over(course.params, course.base, particles.state.x)
-        done = particles.step == len(course.plan.betas) - 1
+        # The last increment, from the first distribution of the path to the base.
+        rest = course.bridge.offsets(particles.state.x)
+        done = particles.step == course.num_steps
         log_weights = log_weights - jnp.where(done, rest, 0)
     eve, num_resampled = particles.eve, particles.num_resampled
     log_mean, stderr, ess = estimate(log_weights, eve, num_resampled)
-    num_steps = len(course.plan.betas) - 1
+    num_steps = course.num_steps
     done = (jnp.arange(num_steps - 1) * NUM_BINS) // max(num_steps - 1, 1)
     counts = (
         jnp.zeros(NUM_BINS)

@@ -23,6 +23,7 @@ from probjax.types import (
     Array,
     ArrayLike,
     Base,
+    Domain,
     Float,
     PRNGKeyArray,
     PyTree,
@@ -37,7 +38,7 @@ from probjax.types import (
 
 
 @recipe
-class Gaussian:
+class Gaussian(Base):
     """Normal entries, independent unless `scale` is a matrix.
 
     Args:
@@ -66,6 +67,10 @@ class Gaussian:
             check_positive("scale", self.scale, self.size)
 
     @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
     def log_z(self) -> Scalar:
         scale = jnp.asarray(self.scale, float)
         scales = jnp.diagonal(scale) if scale.ndim == 2 else each_of(scale, self.size)
@@ -87,7 +92,7 @@ class Gaussian:
 
 
 @recipe
-class Laplace:
+class Laplace(Base):
     """Independent entries with densities exp(-|x - mean| / scale) / (2 scale).
 
     Args:
@@ -110,6 +115,10 @@ class Laplace:
         check_positive("scale", self.scale, self.size)
 
     @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
     def log_z(self) -> Scalar:
         return jnp.sum(jnp.log(2 * each_of(self.scale, self.size)))
 
@@ -125,7 +134,7 @@ class Laplace:
 
 
 @recipe
-class StudentT:
+class StudentT(Base):
     """Independent entries with Student's t densities, (1 + z^2 / nu)^(-(nu + 1) / 2).
 
     Their tails cover any target whose own fall faster: z = (x - mean) / scale.
@@ -153,6 +162,10 @@ class StudentT:
         check_positive("scale", self.scale, self.size)
 
     @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
     def log_z(self) -> Scalar:
         degrees, scale = (
             each_of(self.degrees, self.size),
@@ -178,7 +191,7 @@ class StudentT:
 
 
 @recipe
-class Exponential:
+class Exponential(Base):
     """Independent entries of at least `lower`, their densities falling at `rate`.
 
     For states with a bound: the energy is infinite below it.
@@ -203,6 +216,10 @@ class Exponential:
         check_entries("lower", self.lower, self.size)
 
     @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
     def log_z(self) -> Scalar:
         return -jnp.sum(jnp.log(each_of(self.rate, self.size)))
 
@@ -222,7 +239,7 @@ class Exponential:
 
 
 @recipe
-class Product:
+class Product(Base):
     """Independent parts, each with its own base: for states that are trees.
 
     Args:
@@ -241,9 +258,10 @@ class Product:
             raise ValueError(f"parts must be a tree of bases, got {self.parts}")
 
     @property
-    def discrete(self) -> bool:
-        """Whether any part is."""
-        return any(getattr(part, "discrete", False) for part in self._flat[0])
+    def domain(self) -> Domain:
+        parts = self._flat[0]
+        first = parts[0].domain
+        return first if all(part.domain == first for part in parts) else "mixed"
 
     @property
     def log_z(self) -> Scalar:
@@ -278,7 +296,7 @@ class Product:
 
 
 def _is_base(part):
-    return hasattr(part, "energy")
+    return isinstance(part, Base)
 
 
 def each_of(values: ArrayLike, size: int) -> Float[Array, " site"]:

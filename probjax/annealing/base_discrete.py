@@ -1,7 +1,6 @@
 """Bases of discrete states: independent bits and letters, with their closed forms."""
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,8 @@ from probjax.connectivity.sites import letters, one_hot
 from probjax.types import (
     Array,
     ArrayLike,
+    Base,
+    Domain,
     Float,
     PRNGKeyArray,
     Scalar,
@@ -51,7 +52,7 @@ def _bit_site_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
 
 
 @recipe
-class Bernoulli:
+class Bernoulli(Base):
     """Independent bits.
 
     Args:
@@ -66,10 +67,13 @@ class Bernoulli:
 
     size: int = static()
     log_odds: ArrayLike = 0.0
-    discrete: ClassVar[bool] = True
 
     def __post_init__(self):
         check_entries("log_odds", self.log_odds, self.size)
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
 
     @property
     def log_z(self) -> Scalar:
@@ -104,7 +108,7 @@ def _letter_gap(base: "Categorical") -> Callable[[Array, Array], Array]:
 
 
 @recipe
-class Categorical:
+class Categorical(Base):
     """Independent letters, 0 to `num_states` - 1 as floats.
 
     Args:
@@ -123,7 +127,6 @@ class Categorical:
     size: int = static()
     num_states: int = static()
     log_odds: ArrayLike = 0.0
-    discrete: ClassVar[bool] = True
 
     def __post_init__(self):
         check_count("size", self.size)
@@ -141,6 +144,10 @@ class Categorical:
     def table(self) -> Float[Array, "site letter"]:
         """`log_odds` of every site and letter."""
         return jnp.broadcast_to(self.log_odds, (self.size, self.num_states))
+
+    @property
+    def domain(self) -> Domain:
+        return "letters"
 
     @property
     def log_z(self) -> Scalar:

@@ -19,20 +19,20 @@ bidirectional Monte Carlo", arXiv:1511.02543 (2015).
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import ais, finish, planned, prepared
+from probjax.annealing.ais import annealing_job, checked, forward_job, planned
 from probjax.annealing.annealed import Annealed
-from probjax.annealing.checks import unending
+from probjax.annealing.bridge import Bridge
 from probjax.annealing.course import Course
-from probjax.annealing.path import Geometric, Way
+from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.data import as_data, num_rows
-from probjax.devices import driver
+from probjax.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,
     ArrayLike,
@@ -44,6 +44,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    check_key,
     holds,
 )
 
@@ -113,10 +114,9 @@ def reverse_ais(
     sampler: Sampler,
     num_steps: int,
     betas: ArrayLike | None = None,
-    path: Way | None = None,
+    path: Path | None = None,
     pilot: Pilot | None = Pilot(),
-    callback: Callable[[Annealed], Any] | None = None,
-    callback_every: int = 1000,
+    watch: Watch | None = None,
 ) -> Annealed:
     """Estimate log Z by particles that go from the target back to the base.
 
@@ -126,8 +126,7 @@ def reverse_ais(
     Args:
         x: draws of the target, a particle each; how exact they have to be, see
             `probjax.annealing.bounds`.
-        callback: as that of `ais`; the run ends if it returns True, short of the base,
-            and cannot be resumed.
+        watch: as that of `ais`.
 
     >>> from probjax import Bernoulli, HeatBath, exact, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
@@ -137,22 +136,16 @@ def reverse_ais(
     >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
     True
     """
+    asked = dict(locals())
+    check_key(key)
     plan_key, _, run_key = jax.random.split(key, 3)
-    path = Geometric() if path is None else path
-    plan = planned(
-        plan_key,
-        energy,
-        params,
-        base,
-        sampler=sampler,
-        num_particles=num_rows(_draws(x)),
-        num_steps=num_steps,
-        betas=betas,
-        path=path,
-        pilot=pilot,
-    )
-    course = Course(energy, None, True, params, base, path, sampler, plan, None)
-    return _back(run_key, course, x, callback, callback_every)
+    bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
+    count = num_rows(_draws(x))
+    asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
+    asked["x"] = x = bridge.prepare(base.prepare(_draws(x).x))
+    plan = partial(planned, bridge, pilot, count, num_steps, betas, plan_key)
+    job = _reverse_job(run_key, bridge, x, plan)
+    return run(job._replace(name="reverse_ais", arguments=asked), watch)
 
 
 @driver
@@ -167,10 +160,9 @@ def sandwich(
     num_steps: int,
     num_particles: int | None = None,
     betas: ArrayLike | None = None,
-    path: Way | None = None,
+    path: Path | None = None,
     pilot: Pilot | None = Pilot(),
-    callback: Callable[[Annealed], Any] | None = None,
-    callback_every: int = 1000,
+    watch: Watch | None = None,
 ) -> Bracket:
     """Log Z from below and from above, by as many distributions each way.
 
@@ -180,8 +172,8 @@ def sandwich(
     Args:
         x: draws of the target, which go back; see `reverse_ais`.
         num_particles: how many come from the base; None for as many as go back.
-        callback: as that of `ais`, called on the way there and then on the way back. It
-            must not return True: an interval needs both ways to their ends.
+        watch: as that of `ais`, for the forward and then the reverse run. The callback
+            must not return True: an interval needs both runs.
 
     >>> from probjax import Bernoulli, HeatBath, exact, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
@@ -191,27 +183,31 @@ def sandwich(
     >>> bool(found.lower < 2.006 < found.upper)  # log(2 + 2 e)
     True
     """
-    callback = unending("sandwich", callback)
+    asked = dict(locals())
+    check_key(key)
     forward_key, reverse_key = jax.random.split(key)
-    path = Geometric() if path is None else path
+    bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     rows = num_rows(_draws(x))
-    forward = ais(
-        forward_key,
-        energy,
-        params,
-        base,
-        sampler=sampler,
-        num_particles=rows if num_particles is None else num_particles,
-        num_steps=num_steps,
-        betas=betas,
-        path=path,
-        pilot=pilot,
-        callback=callback,
-        callback_every=callback_every,
-    )
-    plan = forward.plan
-    course = Course(energy, None, True, params, base, path, sampler, plan, None)
-    reverse = _back(reverse_key, course, x, callback, callback_every)
+    count = rows if num_particles is None else num_particles
+    asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
+    asked["x"] = x = bridge.prepare(base.prepare(_draws(x).x))
+
+    def next_job(results):
+        match results:
+            case []:
+                plan = partial(planned, bridge, pilot, count, num_steps, betas)
+                job = forward_job(forward_key, plan, partial(Course, bridge), count)
+            case [forward]:
+                job = _reverse_job(reverse_key, bridge, x, lambda: forward.plan)
+            case _:
+                return None
+        return job._replace(name="sandwich", may_stop=False)
+
+    forward, reverse = run_in_turn("sandwich", asked, next_job, watch)
+    return _bracket(forward, reverse)
+
+
+def _bracket(forward, reverse):
     lower = forward.log_z - 2 * forward.stderr
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
@@ -263,10 +259,16 @@ def _draws(x: State) -> Data:
     return data
 
 
-def _back(key, course: Course, x: State, callback, every) -> Annealed:
-    x = prepared(course, course.base.prepare(_draws(x).x))
+def _reverse_job(key, bridge, x, plan):
+    """Describe a run from draws of the target to the base."""
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
-    return finish(course, keys, _started(course, keys, x), callback, every)
+    course = partial(Course, bridge, backwards=True)
+
+    def begin():
+        found = plan()
+        return found, _started(course(found), keys, x)
+
+    return annealing_job(course, keys, begin)
 
 
 @jax.jit

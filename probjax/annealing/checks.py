@@ -1,13 +1,9 @@
-"""What annealing refuses at the door: what does not go together, in a sentence."""
-
-from collections.abc import Callable
-from typing import Any
+"""Checks of what annealing is given, with one sentence for what does not fit."""
 
 import jax
 
 from probjax.annealing.path import check_betas
-from probjax.potential import check_energy, check_normalisable, potential
-from probjax.samplers.following import is_tunable
+from probjax.potential import Potential, check_energy, check_normalisable, potential
 from probjax.types import (
     Array,
     ArrayLike,
@@ -22,7 +18,7 @@ from probjax.types import (
 
 
 def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
-    """`betas`, unless they are no schedule of `num_steps` weights."""
+    """Return `betas` as an array; raise if they are not a schedule of that length."""
     if betas is None:
         return None
     betas = check_betas(betas)
@@ -36,75 +32,51 @@ def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
 def check_target(
     key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
 ) -> None:
-    """Refuse models, bases and samplers that do not go together."""
-    check_role("base", base, "log_z", "Gaussian(10)")
-    check_role("sampler", sampler, "step", "HeatBath() or HMC(0.1)")
+    """Raise if a model, a base and a sampler do not go together."""
+    check_role("base", base, Base, "Gaussian(10)")
+    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_normalisable(energy, params)
+    if not _same_domain(base, sampler):
+        raise ValueError(_misfit(base, sampler))
+    model = potential(type(base).energy, base)
     few = jax.vmap(base.sample)(jax.random.split(key, 10))
-    if getattr(base, "discrete", False):
-        few = _discrete(key, base, sampler, few)
-    else:
-        few = _continuous(base, sampler, few)
+    few = sampler.prepare(model, few)
+    if sampler.domain == "any" and base.domain in ("bits", "letters"):
+        _check_moves(key, base, sampler, model, few)
     check_energy(energy, params, _first(few))
 
 
-def _discrete(key: PRNGKeyArray, base: Base, sampler: Sampler, few: State) -> State:
-    # A ladder of temperatures moves as the sampler within.
-    mover = getattr(sampler, "sampler", sampler)
-    model = potential(type(base).energy, base)
-    message = (
-        f"{type(base).__name__} draws discrete states, which {_named(mover)} cannot "
-        "move: use HeatBath, or a continuous base"
+def _same_domain(base, sampler):
+    """Return whether a sampler moves the kind of states that a base draws."""
+    discrete = ("bits", "letters")
+    either_is_any = "any" in (base.domain, sampler.domain)
+    both_discrete = base.domain in discrete and sampler.domain in discrete
+    return either_is_any or both_discrete or base.domain == sampler.domain
+
+
+def _misfit(base, sampler):
+    other = "HMC(0.1)" if base.domain == "reals" else "HeatBath()"
+    return (
+        f"sampler must move {base.domain}, which {type(base).__name__} draws, got "
+        f"{type(sampler).__name__}, which moves {sampler.domain}; try {other} or "
+        f"another base"
     )
-    if is_tunable(mover):
-        raise ValueError(message)
-    few = sampler.prepare(model, few)
-    connectivity = getattr(mover, "connectivity", None)
-    if connectivity is None:
-        return few
-    first = _first(few)
-    near = connectivity.states(first, connectivity.draw(key, model, first)).x
+
+
+def _check_moves(
+    key: PRNGKeyArray, base: Base, sampler: Sampler, model: Potential, few: State
+) -> None:
+    """Raise if a step of a sampler of any states leaves those that a base draws."""
+
+    def moved(key, x):
+        state = sampler.init(key, model, x)
+        return sampler.step(key, model, state)[0].x
+
+    keys = jax.random.split(key, len(jax.tree.leaves(few)[0]))
     try:
-        base.prepare(near)
+        base.prepare(jax.vmap(moved)(keys, few))
     except ValueError as error:
-        raise ValueError(message) from error
-    return few
-
-
-def _continuous(base: Base, sampler: Sampler, few: State) -> State:
-    try:
-        return sampler.prepare(potential(type(base).energy, base), few)
-    except ValueError as error:
-        # What has a step size is made for them, and says itself what is wrong.
-        if is_tunable(sampler):
-            raise
-        raise ValueError(
-            f"{type(base).__name__} draws continuous states, which {_named(sampler)} "
-            "cannot move: use HMC, or a discrete base"
-        ) from error
-
-
-def unending(
-    name: str, callback: Callable[[Any], Any] | None
-) -> Callable[[Any], None] | None:
-    """`callback` for a driver that knows nothing before its end."""
-    if callback is None:
-        return None
-
-    def call(told):
-        if callback(told):
-            raise ValueError(
-                f"{name} has no estimate before its end: its callback must not return "
-                "True"
-            )
-
-    return call
-
-
-def _named(sampler):
-    connectivity = getattr(sampler, "connectivity", None)
-    over = "" if connectivity is None else f" over {type(connectivity).__name__}"
-    return type(sampler).__name__ + over
+        raise ValueError(_misfit(base, sampler)) from error
 
 
 def _first(rows):

@@ -11,17 +11,12 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from probjax import random
-from probjax.annealing.path import Way
+from probjax.annealing.bridge import Bridge
 from probjax.annealing.plan import Plan
-from probjax.devices import each
 from probjax.types import (
     Array,
-    Base,
-    Energy,
     Float,
-    Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     float_dtype,
@@ -55,44 +50,39 @@ class Particles(NamedTuple):
 
 @recipe
 class Course:
-    """All of a run but its particles."""
+    """All of a run except its particles."""
 
-    energy: Energy = static()
-    axes: Any = static()
-    backwards: bool = static()
-    params: Params
-    base: Base
-    path: Way
-    sampler: Sampler
+    bridge: Bridge
     plan: Plan
-    resample_below: float | None
+    resample_below: float | None = None
+    backwards: bool = static(default=False)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of weights that each particle collects."""
+        return len(self.plan.betas) - 1
 
     def betas(self, kind: Any) -> Float[Array, " beta"]:
-        """In the order in which they are visited."""
+        """Return the schedule in the order in which it is visited."""
         betas = self.plan.betas.astype(kind)
         return betas[::-1] if self.backwards else betas
 
     def start(self, keys: PRNGKeyArray, x: State) -> Particles:
-        """Particles that have been weighed once and not moved."""
+        """Create particles that have been weighed once and not moved."""
         kind = float_dtype(x)
         betas = self.betas(kind)
-        sampler = self.plan.sampler(self.sampler, self.plan.places(betas[:1])[0])
-        size = len(keys)
-
-        def one(key, params, x):
-            model = self._model(params, betas[0])
-            state = sampler.init(random.fold_in(key, 2**31 - 1), model, x)
-            first = self.path.first(self.energy, params, self.base, x)
-            first = jnp.zeros((), kind) if self.backwards else first.astype(kind)
-            fall = self._fall(params, state, betas[0], betas[1])
-            return state, _no_nan(first + fall)
-
-        state, log_weight = each(one, (0, self.axes, 0))(keys, self.params, x)
+        places = self.plan.places(betas[:1])
+        sampler = self.plan.sampler(self.bridge.sampler, places[0])
+        state = self.bridge.start(keys, x, sampler, betas[0])
+        log_weight = self.bridge.increments(state, sampler, betas[0], betas[1])
+        if not self.backwards:
+            log_weight = log_weight + self.bridge.offsets(x)
+        log_weight = _no_nan(log_weight.astype(kind))
         return Particles(
             state,
             log_weight,
             lost=jnp.zeros_like(log_weight),
-            eve=jnp.arange(size),
+            eve=jnp.arange(len(keys)),
             settled=jnp.zeros((), kind),
             num_resampled=jnp.zeros((), int),
             accept=jnp.zeros(NUM_BINS, kind),
@@ -106,31 +96,19 @@ class Course:
         kind = particles.log_weight.dtype
         betas = self.betas(kind)
         places = self.plan.places(betas)
-        num_steps = len(betas) - 1
 
         def step(k, particles):
-            sampler = self.plan.sampler(self.sampler, places[k])
-            here, there = betas[k], betas[k + 1]
-
-            def one(key, params, state):
-                model = self._model(params, here)
-                step_key = random.fold_in(key, k)
-                if not self.path.lasting:
-                    init_key, step_key = random.split(step_key)
-                    state = sampler.init(init_key, model, state.x)
-                state, info = sampler.step(step_key, model, state)
-                return state, self._fall(params, state, here, there), info.accept
-
-            state, fall, accept = each(one, (0, self.axes, 0))(
-                keys, self.params, particles.state
+            sampler = self.plan.sampler(self.bridge.sampler, places[k])
+            state, info, increment = self.bridge.step(
+                keys, k, particles.state, sampler, betas[k], betas[k + 1]
             )
-            log_weight, lost = _add(particles.log_weight, particles.lost, fall)
-            place = (k - 1) * NUM_BINS // jnp.maximum(num_steps - 1, 1)
+            log_weight, lost = _add(particles.log_weight, particles.lost, increment)
+            place = (k - 1) * NUM_BINS // max(self.num_steps - 1, 1)
             particles = particles._replace(
                 state=state,
                 log_weight=log_weight,
                 lost=lost,
-                accept=particles.accept.at[place].add(accept.mean().astype(kind)),
+                accept=particles.accept.at[place].add(info.accept.mean().astype(kind)),
                 step=k + 1,
             )
             if self.resample_below is None:
@@ -138,12 +116,6 @@ class Course:
             return self._resampled(random.fold_in(keys[0], 2**31 - 1 - k), particles)
 
         return jax.lax.fori_loop(particles.step, last, step, particles)
-
-    def _model(self, params, beta):
-        return self.path.model(self.energy, params, self.base, beta)
-
-    def _fall(self, params, state, here, there):
-        return self.path.fall(self.energy, params, self.base, state, here, there)
 
     def _resampled(self, key, particles):
         count = len(particles.log_weight)

@@ -27,7 +27,8 @@ import numpy as np
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import FEW, Bracket
 from probjax.data import as_data, refuse_mask
-from probjax.devices import driver, on_host
+from probjax.devices import on_host
+from probjax.driver import driver
 from probjax.types import (
     Array,
     ArrayLike,
@@ -36,7 +37,6 @@ from probjax.types import (
     Float,
     Params,
     Scalar,
-    check_role,
     is_concrete,
 )
 
@@ -124,7 +124,11 @@ def log_likelihood(
     >>> round(float(found.value), 4)  # -log 4
     -1.3863
     """
-    check_role("annealed", annealed, "log_z", "ais(...) or sandwich(...)")
+    if not isinstance(annealed, Annealed | Bracket):
+        raise ValueError(
+            "annealed must be the result of ais(...) or sandwich(...), got "
+            f"{annealed!r}"
+        )
     data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
     two_sided = isinstance(annealed, Bracket)

@@ -9,25 +9,27 @@ below, on average.
 Reference: thesis, "Log Likelihood of Generative Models".
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import go_on, prepared
+from probjax.annealing.ais import advanced
 from probjax.annealing.annealed import estimate
-from probjax.annealing.checks import check_schedule, check_target, unending
+from probjax.annealing.bridge import Bridge
+from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.course import Course, Particles
 from probjax.annealing.evaluate import Estimate, shares_of
 from probjax.annealing.path import Geometric
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import Plan, make_plan
 from probjax.batches import take
-from probjax.checkpoint import Checkpoint, Kept, kept_by
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.devices import driver, each, num_devices
+from probjax.devices import num_devices
+from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Conditioned
 from probjax.types import (
     Array,
@@ -41,6 +43,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    check_key,
 )
 
 AT_ONCE = 2**15
@@ -78,9 +81,7 @@ def marginal_log_likelihood(
     betas: ArrayLike | None = None,
     pilot: Pilot | None = Pilot(),
     chunk_size: int | None = None,
-    callback: Callable[[RowsDone], Any] | None = None,
-    callback_every: int = 1000,
-    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Estimate:
     """The mean of log p(x) over rows, latents integrated out row by row.
 
@@ -93,11 +94,10 @@ def marginal_log_likelihood(
         chunk_size: how many rows at once, on each of the devices that they are spread
             over; None for as many as 32,768 particles serve. It changes nothing but
             rounding.
-        callback: called on the host after every `callback_every` distributions of a
-            chunk, and at its end, as `rows_bar(num_rows)`. It must not return True:
-            there is no mean of some of the rows.
-        checkpoint: where to keep the run between calls back, so that this same call
-            goes on, to the bit, if it was killed.
+        watch: callback and checkpoint. The callback receives a `RowsDone`, by default
+            every 1,000 distributions of a chunk and at its end; see also
+            `rows_bar(num_rows)`. It must not return True: there is no mean of some of
+            the rows.
 
     >>> from probjax import Bernoulli, HeatBath
     >>> def joint(params, x, a):  # a is a coin, and x is N(a, 1)
@@ -108,9 +108,9 @@ def marginal_log_likelihood(
     >>> round(float(found.value), 3)  # as far from either side of the coin
     -1.044
     """
-    callback = unending("marginal_log_likelihood", callback)
-    check_count("callback_every", callback_every)
-    data = as_data(data)
+    asked = dict(locals())
+    check_key(key)
+    asked["data"] = data = as_data(data)
     refuse_mask(data, "log p is of complete rows")
     check_count("num_particles", num_particles)
     check_count("num_steps", num_steps)
@@ -118,54 +118,41 @@ def marginal_log_likelihood(
         chunk_size = max(1, AT_ONCE // num_particles)
     check_count("chunk_size", chunk_size)
     plan_key, run_key = jax.random.split(key)
-    energy, rows = Conditioned(joint), num_rows(data)
+    energy, count = Conditioned(joint), num_rows(data)
     check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
-    chosen = jnp.arange(PILOT_GROUPS) * rows // PILOT_GROUPS
-    betas = check_schedule(betas, num_steps)
+    asked["betas"] = betas = check_schedule(betas, num_steps)
+    bridge = Bridge(energy, (None, 0), (), base, Geometric(), sampler)
     # As many on every device; more than there are rows is filled up.
-    size = -(-min(chunk_size * num_devices(), rows) // num_devices()) * num_devices()
-
-    def planned():
-        return make_plan(
-            plan_key,
-            energy,
-            (params, _taken(data.x, jnp.repeat(chosen, PILOT_PARTICLES))),
-            base,
-            (None, 0),
-            num_groups=PILOT_GROUPS,
-            pilot=pilot,
-            path=Geometric(),
-            sampler=sampler,
-            num_particles=PILOT_GROUPS * PILOT_PARTICLES,
-            num_steps=num_steps,
-            betas=betas,
-        )
-
-    def course(plan, numbers):
-        given = (params, _taken(data.x, jnp.repeat(numbers, num_particles)))
-        path = Geometric()
-        return Course(energy, (None, 0), False, given, base, path, sampler, plan, None)
-
-    kept = kept_by(
-        checkpoint,
-        "marginal_log_likelihood",
-        key=key,
-        joint=joint,
-        params=params,
-        base=base,
-        data=data,
-        sampler=sampler,
-        num_particles=num_particles,
+    size = -(-min(chunk_size * num_devices(), count) // num_devices()) * num_devices()
+    asked["chunk_size"] = size
+    chunks = _Chunks(run_key, bridge, params, data.x, count, size, num_particles)
+    plan = partial(
+        make_plan,
+        plan_key,
+        chunks.pilot_bridge(),
+        num_groups=PILOT_GROUPS,
+        pilot=pilot,
+        num_particles=PILOT_GROUPS * PILOT_PARTICLES,
         num_steps=num_steps,
         betas=betas,
-        pilot=pilot,
-        chunk_size=size,
     )
-    every = None if callback is None and checkpoint is None else callback_every
-    chunks = _Chunks(run_key, course, rows, size, num_particles)
-    found = _in_chunks(chunks, planned, callback, every, kept)
-    value = jnp.average(found.log_z, weights=data.weights)
-    errors = shares_of(data.weights, rows) * found.stderr
+    job = Job(
+        name="marginal_log_likelihood",
+        arguments=asked,
+        begin=lambda: chunks.start(plan()),
+        advance=chunks.advance,
+        is_over=lambda now: int(now.first) >= count,
+        report=chunks.report,
+        finish=lambda now, stopped: _estimate(now.found, data.weights),
+        every=1000,
+        may_stop=False,
+    )
+    return run(job, watch)
+
+
+def _estimate(found, weights):
+    value = jnp.average(found.log_z, weights=weights)
+    errors = shares_of(weights, len(found.log_z)) * found.stderr
     stderr = jnp.sqrt(jnp.sum(errors**2))
     return Estimate(
         value=value,
@@ -173,7 +160,7 @@ def marginal_log_likelihood(
         lower=value - 2 * stderr,
         upper=jnp.full_like(value, jnp.nan),
         per_row=found.log_z,
-        weights=data.weights,
+        weights=weights,
         common=jnp.zeros_like(value),
         ess=found.ess,
     )
@@ -187,72 +174,97 @@ class _Rows(NamedTuple):
     ess: Array
 
 
+class _Run(NamedTuple):
+    """State of a run."""
+
+    plan: Plan
+    first: Array
+    """Number of the first row of the current chunk."""
+    keys: PRNGKeyArray
+    particles: Particles
+    found: _Rows
+    """Results of all rows, zero for those that are not done."""
+
+
 class _Chunks(NamedTuple):
-    """What a run is of, chunk after chunk of its rows."""
+    """A run over all rows, chunk after chunk."""
 
     key: PRNGKeyArray
-    course: Callable[[Plan, Array], Course]
+    bridge: Bridge
+    params: Params
+    x: State
     num_rows: int
     size: int
     num_particles: int
 
-    def begin(self, plan: Plan, first: int) -> tuple[PRNGKeyArray, Particles]:
-        numbers = self.numbers(first)
-        return _begin(self.course(plan, numbers), self.key, numbers, self.num_particles)
+    def pilot_bridge(self) -> Bridge:
+        """Return the bridge of a few rows, for a pilot run."""
+        chosen = jnp.arange(PILOT_GROUPS) * self.num_rows // PILOT_GROUPS
+        return self._given(jnp.repeat(chosen, PILOT_PARTICLES))
 
-    def numbers(self, first: int) -> Array:
-        """The rows of a chunk, filled up with the last so that one program serves."""
+    def start(self, plan: Plan) -> _Run:
+        """Create the state before the first chunk."""
+        keys, particles = self._begin(plan, 0)
+        of_chunk = partial(_rows_of, num_particles=self.num_particles)
+        shapes = jax.eval_shape(of_chunk, self._course(plan, 0), particles)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(self.num_rows, leaf.dtype), shapes)
+        return _Run(plan, jnp.zeros((), int), keys, particles, blank)
+
+    def advance(self, now: _Run, every: int | None) -> _Run:
+        """Advance the current chunk by `every` distributions; None for all chunks."""
+        if every is not None:
+            return self._advance(now, every)
+        for first in range(0, self.num_rows, self.size):
+            now = self._advance(now._replace(first=first), None)
+        return now
+
+    def report(self, now: _Run) -> RowsDone:
+        """Return what a callback receives."""
+        first, last = int(now.first), len(now.plan.betas)
+        step = int(now.particles.step) if first < self.num_rows else 0
+        share = step / last if step > 1 else 0
+        done = first + share * (min(first + self.size, self.num_rows) - first)
+        return RowsDone(self.num_rows, done, now.found.log_z[:first])
+
+    def _advance(self, now, every):
+        last, first = len(now.plan.betas) - 1, now.first
+        until = last
+        if every is not None:
+            until = min((int(now.particles.step) // every + 1) * every, last)
+        course = self._course(now.plan, first)
+        now = now._replace(particles=advanced(course, now.keys, now.particles, until))
+        return now if until < last else self._next(now, course, int(first))
+
+    def _next(self, now, course, first):
+        """Store the results of a chunk, and begin the next one if there is one."""
+        end = min(first + self.size, self.num_rows)
+        new = _rows_of(course, now.particles, self.num_particles)
+        put = partial(_put, first=first, last=end)
+        now = now._replace(
+            first=jnp.asarray(end), found=jax.tree.map(put, now.found, new)
+        )
+        if end == self.num_rows:
+            return now
+        keys, particles = self._begin(now.plan, end)
+        return now._replace(keys=keys, particles=particles)
+
+    def _begin(self, plan, first):
+        numbers = self._numbers(first)
+        course = self._course(plan, first)
+        return _begin(course, self.key, numbers, self.num_particles)
+
+    def _course(self, plan, first):
+        numbers = jnp.repeat(self._numbers(first), self.num_particles)
+        return Course(self._given(numbers), plan)
+
+    def _given(self, numbers):
+        """Return the bridge of particles given rows."""
+        params = (self.params, _taken(self.x, numbers))
+        return dataclasses.replace(self.bridge, params=params)
+
+    def _numbers(self, first):
+        """Return the rows of a chunk, padded with the last one."""
         return jnp.minimum(first + jnp.arange(self.size), self.num_rows - 1)
-
-
-class _Way(NamedTuple):
-    """How far a run is."""
-
-    plan: Plan
-    first: int
-    """The number of the first row of those on their way."""
-    keys: PRNGKeyArray
-    particles: Particles
-    found: _Rows
-    """What is known of all rows, zero for those that are not done."""
-
-
-def _in_chunks(
-    chunks: _Chunks,
-    planned: Callable[[], Plan],
-    callback: Callable[[RowsDone], Any] | None,
-    every: int | None,
-    kept: Kept,
-) -> _Rows:
-    rows, size = chunks.num_rows, chunks.size
-
-    def begin():
-        plan = planned()
-        keys, particles = chunks.begin(plan, 0)
-        of_chunk = partial(_rows_of, num_particles=chunks.num_particles)
-        course = chunks.course(plan, chunks.numbers(0))
-        shapes = jax.eval_shape(of_chunk, course, particles)
-        blank = jax.tree.map(lambda leaf: jnp.zeros(rows, leaf.dtype), shapes)
-        return _Way(plan, 0, keys, particles, blank)
-
-    way = kept.begin(begin)
-    while (first := int(way.first)) < rows:
-        now = chunks.course(way.plan, chunks.numbers(first))
-        last = min(first + size, rows)
-        particles, done = go_on(now, way.keys, way.particles, every)
-        way = way._replace(particles=particles)
-        share = 1 if done else int(particles.step) / len(now.plan.betas)
-        if done:
-            new = _rows_of(now, particles, chunks.num_particles)
-            put = partial(_put, first=first, last=last)
-            found = jax.tree.map(put, way.found, new)
-            keys, particles = chunks.begin(way.plan, last) if last < rows else way[2:4]
-            way = _Way(way.plan, last, keys, particles, found)
-        if callback is not None:
-            told = way.found.log_z[: last if done else first]
-            callback(RowsDone(rows, first + share * (last - first), told))
-        kept.keep(way, last=last == rows and done)
-    return way.found
 
 
 def _put(known: Array, new: Array, *, first: int, last: int) -> Array:
@@ -274,8 +286,7 @@ def _begin(course, key, numbers, num_particles):
 
     # By the number of its row, so that chunks change nothing.
     start_keys, keys = jax.vmap(of_row, out_axes=1)(numbers).reshape(2, -1)
-    x = prepared(course, each(course.base.sample)(start_keys))
-    return keys, course.start(keys, x)
+    return keys, course.start(keys, course.bridge.draw(start_keys))
 
 
 @partial(jax.jit, static_argnames="num_particles")
@@ -285,4 +296,4 @@ def _rows_of(course, particles, num_particles):
     log_z, stderr, ess = jax.vmap(estimate, (0, None, None))(
         log_weights, none, jnp.zeros((), int)
     )
-    return _Rows(course.base.log_z + log_z, stderr, ess)
+    return _Rows(course.bridge.base.log_z + log_z, stderr, ess)

@@ -14,7 +14,8 @@ and steps have to shrink with 1 - b.
 Reference: thesis, "Annealed Importance Sampling"; Salakhutdinov and Murray, ICML 2008.
 """
 
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,108 +29,120 @@ from probjax.types import (
     Energy,
     Float,
     Params,
+    Sampler,
     Scalar,
     State,
     check_count,
     is_concrete,
     recipe,
+    static,
 )
 
 NEAREST = 1e-6
 
 
-class Way(Protocol):
-    """A family of models from a base, at 0, to a target, at 1; of one state."""
+@recipe
+class Ends:
+    """Both ends of a path: a base and a target."""
 
-    lasting: ClassVar[bool]
-    """Whether what a sampler keeps of its state holds along all of it."""
+    energy: Energy = static()
+    params: Params
+    base: Base
 
-    def model(
-        self, energy: Energy, params: Params, base: Base, beta: Scalar
-    ) -> Potential:
-        """The model at `beta`."""
-        ...
 
-    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
-        """base.energy(x) - E_0(x): 0 where the way begins at the base itself."""
-        ...
+class Path(ABC):
+    """A family of models from a base, at 0, to a target, at 1.
 
-    def fall(
-        self,
-        energy: Energy,
-        params: Params,
-        base: Base,
-        state: Any,
-        here: Scalar,
-        there: Scalar,
+    >>> @recipe
+    ... class Quadratic(Path):  # the target's share grows with the square of beta
+    ...     def potential(self, ends, beta):
+    ...         return Geometric().potential(ends, beta**2)
+    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> args = jax.random.key(0), ising.energy, ising.from_matrix([[1.0]]), Bernoulli(1)
+    >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
+    >>> found = ais(*args, path=Quadratic(), **options)
+    >>> bool(abs(found.log_z - jnp.log(1 + jnp.exp(-1))) < 0.2)
+    True
+    """
+
+    @abstractmethod
+    def potential(self, ends: Ends, beta: Scalar) -> Potential:
+        """Return the model at `beta`."""
+
+    @property
+    def keeps_terms(self) -> bool:
+        """Whether what a sampler caches of its state holds at every `beta`."""
+        return False
+
+    def offset(self, ends: Ends, x: State) -> Scalar:
+        """Compute base.energy(x) - E_0(x); 0 if the path begins at the base."""
+        return ends.base.energy(x) - self.potential(ends, jnp.zeros(()))(x)
+
+    def increment(
+        self, ends: Ends, sampler: Sampler, state: Any, here: Scalar, there: Scalar
     ) -> Scalar:
-        """E_here(x) - E_there(x) at a sampler's state."""
-        ...
+        """Compute E_here(x) - E_there(x) at a state of the sampler."""
+        before, after = (self.potential(ends, beta) for beta in (here, there))
+        return before(state.x) - after(state.x)
 
 
 @recipe
-class Geometric:
+class Geometric(Path):
     """Both energies weighted, one rising as the other falls.
 
     >>> from probjax import Gaussian
     >>> def energy(scale, x):
     ...     return jnp.sum((x / scale) ** 2) / 2
-    >>> half_way = Geometric().model(energy, 2.0, Gaussian(1), jnp.asarray(0.5))
+    >>> ends = Ends(energy, 2.0, Gaussian(1))
+    >>> half_way = Geometric().potential(ends, jnp.asarray(0.5))
     >>> float(half_way(jnp.array([2.0])))  # (2 + 1/2) / 2
     1.25
     """
 
-    lasting: ClassVar[bool] = True
+    @property
+    def keeps_terms(self) -> bool:
+        return True
 
-    def model(
-        self, energy: Energy, params: Params, base: Base, beta: Scalar
-    ) -> Potential:
-        return Potential((type(base).energy, energy), (base, params), _weights(beta))
+    def potential(self, ends: Ends, beta: Scalar) -> Potential:
+        energies = (type(ends.base).energy, ends.energy)
+        return Potential(energies, (ends.base, ends.params), _weights(beta))
 
-    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
+    def offset(self, ends: Ends, x: State) -> Scalar:
         return jnp.zeros(())
 
-    def fall(
-        self,
-        energy: Energy,
-        params: Params,
-        base: Base,
-        state: Any,
-        here: Scalar,
-        there: Scalar,
+    def increment(
+        self, ends: Ends, sampler: Sampler, state: Any, here: Scalar, there: Scalar
     ) -> Scalar:
-        terms = getattr(state, "terms", None)
+        terms = sampler.cached_terms(state)
         if terms is None:
-            terms = self.model(energy, params, base, here).terms(state.x)
+            terms = self.potential(ends, here).terms(state.x)
         # Weights as the models have them, rounding and all, so that none is lost.
         change = _weights(here) - _weights(there)
         return change[0] * terms[0] + change[1] * terms[1]
 
 
 @recipe
-class Straight:
+class Straight(Path):
     """One energy whose parameters move in a straight line.
 
-    The base should be the normalised exp(-energy(start, x)); what it misses by is
-    weighed, so that any base will do, at a price.
+    The base should be the normalised exp(-energy(start, x)). The weights correct for
+    another base, at a price.
 
     Args:
         start: the parameters where the line begins.
 
     >>> from probjax import Bernoulli, ising
     >>> start, end = (ising.from_matrix(J * jnp.ones((2, 2))) for J in (0.0, 4.0))
-    >>> args = ising.energy, end, Bernoulli(2), jnp.asarray(0.5)
-    >>> ising.coupling_matrix(Straight(start).model(*args).args[0]).tolist()
+    >>> ends = Ends(ising.energy, end, Bernoulli(2))
+    >>> half_way = Straight(start).potential(ends, jnp.asarray(0.5))
+    >>> ising.coupling_matrix(half_way.args[0]).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
 
     start: Params
-    lasting: ClassVar[bool] = False
 
-    def model(
-        self, energy: Energy, params: Params, base: Base, beta: Scalar
-    ) -> Potential:
-        if jax.tree.structure(self.start) != jax.tree.structure(params):
+    def potential(self, ends: Ends, beta: Scalar) -> Potential:
+        if jax.tree.structure(self.start) != jax.tree.structure(ends.params):
             raise ValueError(
                 "start must be params of the model's own form, got "
                 f"{jax.tree.structure(self.start)}"
@@ -138,22 +151,10 @@ class Straight:
         def between(first, last):
             return first + beta * (last - first)
 
-        return potential(energy, jax.tree.map(between, self.start, params))
+        return potential(ends.energy, jax.tree.map(between, self.start, ends.params))
 
-    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
-        return base.energy(x) - energy(self.start, x)
-
-    def fall(
-        self,
-        energy: Energy,
-        params: Params,
-        base: Base,
-        state: Any,
-        here: Scalar,
-        there: Scalar,
-    ) -> Scalar:
-        before, after = (self.model(energy, params, base, b) for b in (here, there))
-        return before(state.x) - after(state.x)
+    def offset(self, ends: Ends, x: State) -> Scalar:
+        return ends.base.energy(x) - ends.energy(self.start, x)
 
 
 def linear(num_steps: int) -> Float[Array, " beta"]:

@@ -5,7 +5,6 @@ little earlier, and the spread of E_0 - E_1 is noted: what was seen, knot by kno
 what a `Plan` is made of.
 """
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,18 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax import random
-from probjax.annealing.path import Way, towards_one
-from probjax.devices import each
-from probjax.potential import potential
-from probjax.samplers.following import check_acceptance, is_tunable, nearer
+from probjax.annealing.bridge import Bridge
+from probjax.annealing.path import towards_one
+from probjax.samplers.following import check_acceptance, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (
     Array,
-    Base,
-    Energy,
     Float,
-    Params,
     PRNGKeyArray,
     Scalar,
     State,
@@ -45,7 +39,8 @@ class Pilot:
             to leave it as it is. A matrix costs as much as the energy of a product of
             experts; lengths are for states of many hundred coordinates. Within bounds
             only lengths can be used, and are.
-        target: the mean acceptance that step sizes come to.
+        target: mean acceptance to which step sizes are adapted; None for the sampler's
+            `target_acceptance`.
         share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
 
     >>> from probjax import Bernoulli, HeatBath, ais, ising
@@ -58,7 +53,7 @@ class Pilot:
     """
 
     spread: Spread | None = static(default=MATRIX)
-    target: float = 0.9
+    target: float | None = None
     share: float = static(default=0.1)
 
     def __post_init__(self):
@@ -95,72 +90,58 @@ class Explorers(NamedTuple):
 
 @recipe
 class Exploration:
-    """All of a pilot run but its particles."""
+    """All of a pilot run except its particles."""
 
-    energy: Energy = static()
-    axes: Any = static()
+    bridge: Bridge
+    pilot: Pilot
     num_groups: int = static()
     per_knot: int = static()
-    params: Params
-    base: Base
-    path: Way
-    sampler: Any
-    pilot: Pilot
 
     @property
     def spread(self) -> Spread | None:
-        """Of which the metric is made, if there is to be one."""
-        spread = self.pilot.spread if hasattr(self.sampler, "metric") else None
-        bounded = getattr(self.sampler, "bounds", None) is not None
-        return LENGTHS if spread is not None and bounded else spread
+        """Spread from which the metric is made; None if there is no metric."""
+        forms, spread = self.bridge.sampler.metrics, self.pilot.spread
+        if spread is None or not forms:
+            return None
+        return spread if spread.form in forms else LENGTHS
+
+    @property
+    def target(self) -> Any:
+        """Acceptance to which the step size is adapted; None to adapt nothing."""
+        own = self.bridge.sampler.target_acceptance
+        return own if own is None or self.pilot.target is None else self.pilot.target
 
     def betas(self, kind: Any) -> Float[Array, " beta"]:
-        """Of all steps from knot to knot."""
+        """Return the schedule of all steps from knot to knot."""
         return towards_one(NUM_KNOTS * self.per_knot).astype(kind)
 
     def start(self, keys: PRNGKeyArray, x: State) -> Explorers:
-        """Particles that have not been moved."""
+        """Create particles that have not been moved."""
         kind = float_dtype(x)
-        first = self.betas(kind)[0]
-
-        def one(key, params, x):
-            model = self.path.model(self.energy, params, self.base, first)
-            return self.sampler.init(random.fold_in(key, 2**31 - 1), model, x)
-
-        states = each(one, (0, self.axes, 0))(keys, self.params, x)
+        sampler = self.bridge.sampler
+        states = self.bridge.start(keys, x, sampler, self.betas(kind)[0])
         log_step = mean = None
-        if is_tunable(self.sampler):
-            log_step = jnp.log(jnp.asarray(self.sampler.step_size, kind))
+        if self.target is not None:
+            log_step = jnp.log(jnp.asarray(sampler.step_size, kind))
             mean = jnp.zeros((), kind)
         return Explorers(states, log_step, self._metric(x), mean, jnp.zeros(2, kind))
 
     def step(self, keys: PRNGKeyArray, number: Array, now: Explorers) -> Explorers:
-        """Move all particles once, and see how they took it."""
+        """Move all particles at distribution `number`, and adapt the sampler."""
         kind = now.scatter.dtype
-        # The first ones stay at the base, until the step has come to its size there.
-        k = jnp.maximum(number, 0)
         betas = self.betas(kind)
-        here, there = betas[k], betas[k + 1]
-        sampler = self._tuned(now)
-
-        def one(key, params, state):
-            model = self.path.model(self.energy, params, self.base, here)
-            step_key, init_key = random.split(random.fold_in(key, number))
-            if not self.path.lasting:
-                state = sampler.init(init_key, model, state.x)
-            state, info = sampler.step(step_key, model, state)
-            args = (self.energy, params, self.base, state)
-            return state, info, self.path.fall(*args, here, there) / (there - here)
-
-        states, info, slope = each(one, (0, self.axes, 0))(
-            keys, self.params, now.states
+        # The first steps stay at the base until the step size has adapted to it.
+        place = jnp.maximum(number, 0)
+        here, there = betas[place], betas[place + 1]
+        states, info, increment = self.bridge.step(
+            keys, number, now.states, self._tuned(now), here, there
         )
-        away = _centred(slope, self.num_groups)
+        away = _centred(increment / (there - here), self.num_groups)
         away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
-        # Steps that rounding has left without a width tell nothing.
-        told = jnp.where(there > here, jnp.stack([away, 1.0]), 0).astype(kind)
+        # Steps that rounding has left without a width carry no information.
+        seen = jnp.where(there > here, jnp.stack([away, 1.0]), 0).astype(kind)
         return self._adapted(now, info)._replace(
-            states=states, scatter=now.scatter + told
+            states=states, scatter=now.scatter + seen
         )
 
     def knot(
@@ -191,18 +172,16 @@ class Exploration:
         return jax.lax.fori_loop(first, last, partial(self.step, keys), now)
 
     def _tuned(self, now):
+        sampler = self.bridge.sampler
         if now.log_step is None:
-            return self.sampler
-        found = {"step_size": jnp.exp(now.log_step)}
-        if now.metric is not None:
-            found["metric"] = now.metric
-        return dataclasses.replace(self.sampler, **found)
+            return sampler
+        return sampler.adapted(jnp.exp(now.log_step), now.metric)
 
     def _adapted(self, now, info):
         """The step size a little nearer to the acceptance that is wanted."""
         if now.log_step is None:
             return now
-        log_step = nearer(now.log_step, info.chance.mean(), self.pilot.target)
+        log_step = nearer(now.log_step, info.acceptance.mean(), self.target)
         mean = now.mean_log_step + log_step / self.per_knot
         return now._replace(log_step=log_step, mean_log_step=mean)
 
@@ -216,9 +195,7 @@ class Exploration:
 def explore(exploration: Exploration, key: PRNGKeyArray, num_particles: int) -> Found:
     """What a pilot run of so many particles sees."""
     start_key, run_key = jax.random.split(key)
-    base = exploration.base
-    x = each(base.sample)(jax.random.split(start_key, num_particles))
-    x = exploration.sampler.prepare(potential(type(base).energy, base), x)
+    x = exploration.bridge.draw(jax.random.split(start_key, num_particles))
     return exploration.run(jax.random.split(run_key, num_particles), x)
 
 

@@ -16,29 +16,25 @@ Reference: thesis, "Hamiltonian Annealed Importance Sampling", for a step size t
 fixed; Zhou, Johansen and Aston, J. Comput. Graph. Stat. 25, 701 (2016), for schedules.
 """
 
-import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.path import Way, linear, towards_one
+from probjax.annealing.bridge import Bridge
+from probjax.annealing.path import linear, towards_one
 from probjax.annealing.pilot import (
     NUM_KNOTS,
     Exploration,
     Found,
     Pilot,
     explore,
-    is_tunable,
 )
 from probjax.types import (
     Array,
-    Base,
-    Energy,
     Float,
-    Params,
     PRNGKeyArray,
     Sampler,
     Scalar,
@@ -76,7 +72,7 @@ class Plan(NamedTuple):
         numbers = jnp.arange(len(self.knots), dtype=betas.dtype)
         return jnp.interp(betas, self.knots.astype(betas.dtype), numbers)
 
-    def sampler(self, sampler: Any, place: Scalar) -> Any:
+    def sampler(self, sampler: Sampler, place: Scalar) -> Sampler:
         """`sampler` as it is to be at a place among the knots."""
         if self.knots is None:
             return sampler
@@ -86,48 +82,39 @@ class Plan(NamedTuple):
         def between(values):
             return (1 - share) * values[low] + share * values[low + 1]
 
-        found = {"step_size": jnp.exp(between(self.log_step))}
-        if self.metric is not None:
-            found["metric"] = between(self.metric)
-        return dataclasses.replace(sampler, **found)
+        metric = None if self.metric is None else between(self.metric)
+        return sampler.adapted(jnp.exp(between(self.log_step)), metric)
 
 
 def make_plan(
     key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    base: Base,
-    axes: Any,
+    bridge: Bridge,
     *,
-    num_groups: int = 1,
     pilot: Pilot | None,
-    path: Way,
-    sampler: Sampler,
-    num_particles: int,
     num_steps: int,
     betas: Array | None,
+    num_particles: int,
+    num_groups: int = 1,
 ) -> Plan:
-    """The plan of `num_steps` distributions: as a pilot suggests, if there is one.
+    """Make the plan of `num_steps` distributions, as a pilot suggests if there is one.
 
     Args:
-        axes: of the params, for `vmap`, if particles have their own.
-        num_groups: how many kinds of particles there are then, in order; spreads are
-            within them.
         betas: a schedule to keep, if one was given.
+        num_particles: number of particles of the pilot run.
+        num_groups: number of kinds of particles, in order, if their params differ;
+            spreads are within groups.
     """
     if pilot is None or num_steps == 1:
-        betas = linear(num_steps) if betas is None else betas
-        return Plan(betas, None, None, None)
-    if betas is not None and not is_tunable(sampler):
+        return Plan(linear(num_steps) if betas is None else betas, None, None, None)
+    adapts = bridge.sampler.target_acceptance is not None
+    if betas is not None and not adapts:
         return Plan(betas, None, None, None)
     steps = np.clip(int(pilot.share * num_steps), LEAST_STEPS, MOST_STEPS)
     per_knot = -(-int(steps) // NUM_KNOTS)
-    exploration = Exploration(
-        energy, axes, num_groups, per_knot, params, base, path, sampler, pilot
-    )
+    exploration = Exploration(bridge, pilot, num_groups, per_knot)
     found = explore(exploration, key, num_particles)
     betas = _even(found, num_steps) if betas is None else betas
-    if not is_tunable(sampler):
+    if not adapts:
         return Plan(betas, None, None, None)
     return Plan(betas, found.beta, found.log_step, found.metric)
 

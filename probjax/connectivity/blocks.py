@@ -22,9 +22,10 @@ from probjax.connectivity.general import visited
 from probjax.connectivity.sites import letters
 from probjax.potential import Potential, for_each
 from probjax.types import (
+    Connectivity,
+    Domain,
     Gaps,
     Neighbours,
-    PRNGKeyArray,
     State,
     check_count,
     recipe,
@@ -37,7 +38,7 @@ Blocks = tuple[tuple[int, ...], ...]
 
 
 @recipe
-class BlockChanges:
+class BlockChanges(Connectivity):
     """Every state with another configuration of `num_states` letters in one block.
 
     They are listed by block and then by configuration, in the order in which
@@ -66,6 +67,13 @@ class BlockChanges:
         object.__setattr__(self, "blocks", as_blocks(self.blocks))
         _check(self.blocks, self.num_states)
 
+    @property
+    def domain(self) -> Domain:
+        return "bits" if self.num_states == 2 else "letters"
+
+    def num_letters(self) -> int:
+        return self.num_states
+
     def prepare(self, x: State) -> State:
         size = num_sites(x)
         for block in self.blocks:
@@ -76,9 +84,6 @@ class BlockChanges:
         if self.num_states == 2:
             return binary(x)
         return letters(x, num_states=self.num_states)
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         flat, unravel = ravel_pytree(x)

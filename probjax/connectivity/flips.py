@@ -15,18 +15,19 @@ function for an Ising model".
 from functools import cache
 from itertools import combinations
 from math import comb
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.general import generic_gaps, visited
+from probjax.connectivity.general import visited
 from probjax.potential import Potential
 from probjax.types import (
     Array,
     ArrayLike,
+    Connectivity,
+    Domain,
     Gaps,
     Neighbours,
     PRNGKeyArray,
@@ -41,7 +42,7 @@ from probjax.types import (
 
 
 @recipe
-class BitFlips:
+class BitFlips(Connectivity):
     """Every state that differs from a binary state in one bit, or in up to `radius`.
 
     Those that differ in one bit come first, in the order of `ravel(x)`, then those that
@@ -52,10 +53,16 @@ class BitFlips:
     """
 
     radius: int = static(default=1)
-    num_states: ClassVar[int] = 2
 
     def __post_init__(self):
         check_count("radius", self.radius)
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, x: State) -> State:
         if self.radius > (size := num_sites(x)):
@@ -63,9 +70,6 @@ class BitFlips:
                 f"radius must not exceed the {size} bits of a state, got {self.radius}"
             )
         return binary(x)
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         flat, _ = ravel_pytree(x)
@@ -81,12 +85,12 @@ class BitFlips:
         elif self.radius == 2 and potential.knows("flip_gaps"):
             gap = _pair_gaps(potential, x)
         else:
-            return generic_gaps(potential, x, self.states(x, moves))
+            return super().gaps(potential, x, moves)
         return Gaps(gap, jnp.ones_like(gap))
 
 
 @recipe
-class RandomFlips:
+class RandomFlips(Connectivity):
     """`num_draws` states that differ in `num_bits` random bits, anew at every refresh.
 
     They are averaged, so the flow is 1 / C(d, num_bits) of that to all such states, on
@@ -100,11 +104,17 @@ class RandomFlips:
 
     num_draws: int = static()
     num_bits: int = static(default=1)
-    num_states: ClassVar[int] = 2
 
     def __post_init__(self):
         check_count("num_draws", self.num_draws)
         check_count("num_bits", self.num_bits)
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, x: State) -> State:
         size = num_sites(x)
@@ -136,21 +146,24 @@ class RandomFlips:
         if self.num_bits == 1 and potential.knows("flip_gaps"):
             gap = potential.flip_gaps(x)[moves[:, 0]]
             return Gaps(gap, jnp.full_like(gap, 1 / self.num_draws))
-        return generic_gaps(potential, x, self.states(x, moves))
+        return super().gaps(potential, x, moves)
 
 
 @recipe
-class OneFlip:
+class OneFlip(Connectivity):
     """The one state that differs from a binary state in a given bit."""
 
     bit: ArrayLike
-    num_states: ClassVar[int] = 2
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         return visited(_flipped(x, jnp.reshape(self.bit, (1, 1))))
@@ -161,7 +174,7 @@ class OneFlip:
 
 
 @recipe
-class AllFlips:
+class AllFlips(Connectivity):
     """The one state that differs from a binary state in every bit.
 
     Joined to `BitFlips` it lets the flow see the far side of the state space, which
@@ -171,13 +184,15 @@ class AllFlips:
     [[1.0, 0.0, 0.0]]
     """
 
-    num_states: ClassVar[int] = 2
+    @property
+    def domain(self) -> Domain:
+        return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         mirrored = jax.tree.map(lambda bits: 1 - bits[None], x)

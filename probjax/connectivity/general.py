@@ -21,6 +21,7 @@ from probjax.potential import Potential
 from probjax.types import (
     Array,
     Connectivity,
+    Domain,
     Gaps,
     Neighbours,
     PRNGKeyArray,
@@ -39,12 +40,6 @@ CHECKED_ROWS = 32
 CHECKED_NEIGHBOURS = 8
 
 
-def generic_gaps(potential: Potential, x: State, neighbours: Neighbours) -> Gaps:
-    """The gaps from one evaluation of the potential per neighbour."""
-    gap = potential(x) - jax.vmap(potential)(neighbours.x) + neighbours.log_ratio
-    return Gaps(gap, neighbours.weight)
-
-
 def visited(x: State) -> Neighbours:
     """All states along the leading axis of `x`, as neighbours that count 1 each."""
     leaves = jax.tree.leaves(x)
@@ -53,7 +48,7 @@ def visited(x: State) -> Neighbours:
 
 
 @recipe
-class Listed:
+class Listed(Connectivity):
     """The states that `neighbours(x)` lists, leaves with a leading axis of neighbours.
 
     Neighbours must be mutual: a state lists each of its neighbours as often as it is
@@ -81,18 +76,12 @@ class Listed:
                 )
         return x
 
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
-
     def states(self, x: State, moves: tuple) -> Neighbours:
         return visited(self.neighbours(x))
 
-    def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
-        return generic_gaps(potential, x, self.states(x, moves))
-
 
 @recipe
-class Proposal:
+class Proposal(Connectivity):
     """`num_draws` states drawn from a distribution g(.|x) of any kind.
 
     `propose(key, args, x)` draws one; `log_density(args, x_new, x)` is its
@@ -146,9 +135,6 @@ class Proposal:
         share = jnp.full_like(there, 1 / self.num_draws)
         return Neighbours(moves, back - there, share)
 
-    def gaps(self, potential: Potential, x: State, moves: State) -> Gaps:
-        return generic_gaps(potential, x, self.states(x, moves))
-
     def _check(self, rows):
         """Try a few draws."""
         count = len(jax.tree.leaves(rows)[0])
@@ -170,7 +156,7 @@ class Proposal:
 
 
 @recipe
-class Joined:
+class Joined(Connectivity):
     """The neighbours of every member together, a state reached twice counted twice.
 
     >>> from probjax import AllFlips, BitFlips
@@ -184,6 +170,16 @@ class Joined:
     def __post_init__(self):
         if not self.members:
             raise ValueError("members must be at least one connectivity, got none")
+
+    @property
+    def domain(self) -> Domain:
+        first = self.members[0].domain
+        return first if all(m.domain == first for m in self.members) else "any"
+
+    def num_letters(self) -> int | None:
+        counts = [member.num_letters() for member in self.members]
+        known = [count for count in counts if count is not None]
+        return max(known) if len(known) == len(counts) else None
 
     def prepare(self, x: State) -> State:
         for member in self.members:

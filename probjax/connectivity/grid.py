@@ -17,9 +17,10 @@ from probjax.devices import on_host
 from probjax.potential import Potential, for_each
 from probjax.types import (
     ArrayLike,
+    Connectivity,
+    Domain,
     Gaps,
     Neighbours,
-    PRNGKeyArray,
     State,
     check_count,
     floating,
@@ -30,7 +31,7 @@ from probjax.types import (
 
 
 @recipe
-class SiteGrid:
+class SiteGrid(Connectivity):
     """Every state with one site at a node between `lower` and `upper`.
 
     They are listed by site and then by node, and weigh what the node does. The bounds
@@ -54,6 +55,10 @@ class SiteGrid:
                 f"lower must be below upper, got {self.lower} and {self.upper}"
             )
 
+    @property
+    def domain(self) -> Domain:
+        return "reals"
+
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
         if is_concrete((x, self)):
@@ -66,9 +71,6 @@ class SiteGrid:
                     f"integrated, got {rows[~inside][0]}"
                 )
         return x
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         flat, unravel = ravel_pytree(x)

@@ -14,10 +14,11 @@ from probjax.connectivity.general import visited
 from probjax.potential import Potential
 from probjax.types import (
     Array,
+    Connectivity,
+    Domain,
     Float,
     Gaps,
     Neighbours,
-    PRNGKeyArray,
     State,
     check_count,
     floating,
@@ -30,7 +31,7 @@ from probjax.types import (
 
 
 @recipe
-class SiteChanges:
+class SiteChanges(Connectivity):
     """Every state with another of `num_states` letters at one site.
 
     They are listed by site and then by letter. A site's own letter keeps its place in
@@ -46,11 +47,15 @@ class SiteChanges:
     def __post_init__(self):
         check_count("num_states", self.num_states, least=2)
 
+    @property
+    def domain(self) -> Domain:
+        return "bits" if self.num_states == 2 else "letters"
+
+    def num_letters(self) -> int:
+        return self.num_states
+
     def prepare(self, x: State) -> State:
         return letters(x, num_states=self.num_states)
-
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> tuple:
-        return ()
 
     def states(self, x: State, moves: tuple) -> Neighbours:
         flat, unravel = ravel_pytree(x)

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.general import generic_gaps
 from probjax.potential import Potential
 from probjax.types import (
     Array,
-    Gaps,
+    Connectivity,
+    Domain,
     Neighbours,
     PRNGKeyArray,
     Scalar,
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 
 @recipe
-class Steps:
+class Steps(Connectivity):
     """`num_draws` states a random step away; make one with the functions below.
 
     >>> steps = GaussianSteps(0.5, num_draws=4)
@@ -64,6 +64,10 @@ class Steps:
             raise ValueError(f"the size of steps must be positive, got {self.scale}")
         check_count("num_draws", self.num_draws)
 
+    @property
+    def domain(self) -> Domain:
+        return "reals"
+
     def prepare(self, x: State) -> State:
         return jax.tree.map(floating, x)
 
@@ -79,9 +83,6 @@ class Steps:
         stepped = jax.vmap(lambda step: unravel(flat + self.scale * step))(moves)
         ratio = jnp.zeros(self.num_draws, flat.dtype)
         return Neighbours(stepped, ratio, jnp.full_like(ratio, 1 / self.num_draws))
-
-    def gaps(self, potential: Potential, x: State, moves: Array) -> Gaps:
-        return generic_gaps(potential, x, self.states(x, moves))
 
     def moment(self, x: State) -> Scalar:
         """The mean square of one coordinate of a step from `x`."""

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import num_sites
-from probjax.connectivity.general import generic_gaps
 from probjax.leapfrog import (
     DIVERGENT,
     Space,
@@ -34,8 +33,9 @@ from probjax.leapfrog import (
 from probjax.potential import Potential
 from probjax.types import (
     Array,
+    Connectivity,
+    Domain,
     Float,
-    Gaps,
     Neighbours,
     PRNGKeyArray,
     State,
@@ -58,7 +58,7 @@ class Ends(NamedTuple):
 
 
 @recipe
-class Hamiltonian:
+class Hamiltonian(Connectivity):
     """The ends of `num_draws` trajectories of the model, anew at every refresh.
 
     Args:
@@ -88,6 +88,10 @@ class Hamiltonian:
         check_count("num_draws", self.num_draws)
         check_step_size(self.step_size)
 
+    @property
+    def domain(self) -> Domain:
+        return "reals"
+
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
         check_metric(self.metric, num_sites(x))
@@ -115,6 +119,3 @@ class Hamiltonian:
 
     def states(self, x: State, moves: Ends) -> Neighbours:
         return Neighbours(moves.x, moves.log_ratio, moves.weight)
-
-    def gaps(self, potential: Potential, x: State, moves: Ends) -> Gaps:
-        return generic_gaps(potential, x, self.states(x, moves))

@@ -1,13 +1,13 @@
 """What draws are worth, in words."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from probjax.diagnostics.chains import _at_door, _each, _summary
-from probjax.types import Array, PyTree, Scalar
+from probjax.types import Array, Info, PyTree, Scalar
 
 
 class Verdict(NamedTuple):
@@ -97,12 +97,12 @@ class Verdict(NamedTuple):
         return "; ".join(said)
 
 
-def summary(draws: PyTree, info: Any = None) -> Verdict:
+def summary(draws: PyTree, info: Info | None = None) -> Verdict:
     """What draws are worth; `.describe()` says it in words.
 
     Args:
         draws: as `sample(...).x`.
-        info: what the steps told, as `sample(...).info`.
+        info: reports of the steps, such as `sample(...).info`.
 
     >>> draws = jax.random.normal(jax.random.key(0), (2, 50, 3))
     >>> verdict = summary(draws)
@@ -113,12 +113,11 @@ def summary(draws: PyTree, info: Any = None) -> Verdict:
     """
     draws = _at_door(draws, 4)
     num_chains, num_draws = jax.tree.leaves(draws)[0].shape[:2]
+    diverged = None if info is None else info.diverged
     found = _each(_summary, draws)
     mean, sd, mcse, ess, tail, rhat = (
         jax.tree.map(lambda leaf, i=i: leaf[..., i], found) for i in range(6)
     )
-    accept = getattr(info, "accept", None)
-    diverged = getattr(info, "diverged", None)
     return Verdict(
         mean=mean,
         sd=sd,
@@ -128,7 +127,7 @@ def summary(draws: PyTree, info: Any = None) -> Verdict:
         rhat=rhat,
         num_chains=num_chains,
         num_draws=num_chains * num_draws,
-        accept=None if accept is None else jnp.mean(accept),
+        accept=None if info is None else jnp.mean(info.accept),
         diverged=None if diverged is None else jnp.sum(jnp.asarray(diverged) > 0),
     )
 

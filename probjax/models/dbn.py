@@ -26,7 +26,7 @@ Reference: thesis, "Deep Belief Network"; Hinton, Osindero and Teh, Neural Compu
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
 from probjax.annealing.evaluate import shares_of
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.driver import Watch
 from probjax.exact import enumeration
 from probjax.models import rbm
 from probjax.samplers import run
@@ -177,8 +178,7 @@ def sample(
     num_draws: int,
     num_warmup: int = 0,
     thin: int = 1,
-    callback: Callable[[run.Draws], Any] | None = None,
-    callback_every: int = 100,
+    watch: Watch | None = None,
 ) -> Generated:
     """Draw from the network: Gibbs sampling of the top machine, then the way down.
 
@@ -208,8 +208,7 @@ def sample(
         num_draws=num_draws,
         num_warmup=num_warmup,
         thin=thin,
-        callback=callback,
-        callback_every=callback_every,
+        watch=watch,
     )
     bits, means = _fallen(down_key, tuple(layers), draws.x)
     return Generated(bits, means, draws)

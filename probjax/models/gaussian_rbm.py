@@ -25,13 +25,14 @@ from probjax.types import (
     Array,
     ArrayLike,
     Data,
+    Domain,
     Float,
     Info,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     check_count,
-    floating,
     recipe,
 )
 
@@ -227,7 +228,7 @@ class BlockState(NamedTuple):
 
 
 @recipe
-class BlockGibbs:
+class BlockGibbs(Sampler):
     """One step redraws all hidden units given the visible ones, and then those.
 
     At weight 1 of the energy nothing is rejected; at weight w the outcome x' is
@@ -242,8 +243,9 @@ class BlockGibbs:
     ((3, 4, 2), [1.0, 3.0])
     """
 
-    def prepare(self, potential: Potential, x: State) -> State:
-        return jax.tree.map(floating, x)
+    @property
+    def domain(self) -> Domain:
+        return "reals"
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlockState:
         if potential.energies != (energy,):

@@ -22,6 +22,7 @@ from probjax.data import as_data, mean_of_observed
 from probjax.types import (
     Array,
     ArrayLike,
+    Chart,
     Data,
     Float,
     PRNGKeyArray,
@@ -333,7 +334,7 @@ def symmetrised(of_units: Params) -> Params:
 
 
 @recipe
-class Centred:
+class Centred(Chart):
     """Coordinates of an Ising model over y = (x - mean) / scale.
 
     E(x) = a'y + sum_(i<j) c_ij y_i y_j + constant, with c_ij = 2 J_ij s_i s_j and

@@ -28,6 +28,7 @@ from probjax.natural.scores import AnyScores
 from probjax.natural.solves import as_regulariser, eigen, refuse_singular, report_of
 from probjax.types import (
     Array,
+    Chart,
     Data,
     Float,
     Objective,
@@ -42,7 +43,7 @@ from probjax.types import (
 
 
 @recipe
-class Whitening:
+class Whitening(Chart):
     """y = W (x - centre), and back; a chart, where x are parameters.
 
     Build one with `whitening` for data, with `whitened` for parameters.

@@ -24,8 +24,7 @@ from collections.abc import Iterable
 from probjax.connectivity.blocks import BlockChanges, as_blocks
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.local import log_conditionals
-from probjax.objectives.reduce import mean
-from probjax.types import Energy
+from probjax.types import Energy, weighted_mean
 
 
 def MinimumKLContraction(
@@ -50,4 +49,4 @@ def MinimumKLContraction(
     4.1589
     """
     changes = BlockChanges(as_blocks(blocks), num_states)
-    return GapObjective(energy, changes, log_conditionals, mean)
+    return GapObjective(energy, changes, log_conditionals, weighted_mean)

@@ -16,24 +16,21 @@ endless noise.
 Reference: Gutmann and Hyvarinen, JMLR 13, 307 (2012).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from probjax.data import num_rows, refuse_mask
-from probjax.objectives.reduce import mean
 from probjax.potential import check_energy
 from probjax.types import (
-    Array,
     Base,
     Context,
     Data,
     Energy,
+    Objective,
     Params,
     PRNGKeyArray,
-    PyTree,
     Scalar,
     State,
     check_count,
@@ -60,7 +57,7 @@ class Normalised(NamedTuple):
 
 
 @recipe
-class NoiseContrast:
+class NoiseContrast(Objective):
     """The data against `num_noise` draws of `base` for every row.
 
     It is fitted in `Normalised` parameters, begun with `start(params)`; a penalty that
@@ -82,7 +79,6 @@ class NoiseContrast:
     energy: Energy = static()
     base: Base
     num_noise: int = static(default=1)
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
         check_count("num_noise", self.num_noise)
@@ -127,9 +123,6 @@ class NoiseContrast:
 
         noise = jax.vmap(log_ratio)(context)
         return jax.nn.softplus(-log_ratio(x)) + jnp.sum(jax.nn.softplus(noise))
-
-    def rest(self, params: Normalised, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
 
 
 def _is_share(weight):

@@ -8,16 +8,14 @@ Reference: thesis, "Memory Storage in a Hopfield Network", learning from corrupt
 samples.
 """
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 
 from probjax.connectivity.flips import binary
 from probjax.corruption import Corruption
 from probjax.data import refuse_mask
+from probjax.forwarding import ForwardingObjective
 from probjax.types import (
-    Array,
     Context,
     Data,
     Objective,
@@ -27,12 +25,13 @@ from probjax.types import (
     Scalar,
     State,
     floating,
+    has_statistic,
     recipe,
 )
 
 
 @recipe
-class Corrupted:
+class Corrupted(ForwardingObjective):
     """`objective` on versions of the rows, drawn anew in every round of `fit`.
 
     Give `num_rounds`, and few `steps_per_round`.
@@ -57,30 +56,22 @@ class Corrupted:
     objective: Objective
     corruption: Corruption
 
-    @property
-    def reduce(self) -> Callable[[Array, Array], Scalar]:
-        return self.objective.reduce
-
-    @property
-    def minimised(self) -> bool:
-        return getattr(self.objective, "minimised", True)
-
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "corrupted rows are complete")
-        if hasattr(self.objective, "of_mean"):
-            raise ValueError(
-                f"{type(self.objective).__name__} looks at the rows themselves: put it "
-                "around Corrupted and not inside"
-            )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
             raise ValueError(
                 f"data must be one array of rows (row, unit), got {shapes}"
             )
-        # Versions tell all there is to check: of the rows, and of what is made of them.
         rows = floating(data.x)
+        # A version of the rows shows whether both they and the objective are valid.
         versions = binary(self.corruption(jax.random.key(0), rows))
-        self.objective.prepare(params, data._replace(x=versions))
+        within = self.objective.prepare(params, data._replace(x=versions))
+        if has_statistic(self.objective, params, within.x):
+            raise ValueError(
+                f"{type(self.objective).__name__} looks at the rows themselves: put it "
+                "around Corrupted and not inside"
+            )
         return data._replace(x=rows)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
@@ -98,9 +89,10 @@ class Corrupted:
         inner = self.objective.refresh(inner_key, params, data, inner)
         return Context((data.x, inner.rows), inner.shared)
 
+    def unbounded(self, params: Params, data: Data) -> str:
+        versions = self.corruption(jax.random.key(0), data.x)
+        return self.objective.unbounded(params, data._replace(x=versions))
+
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         version, rows = context
         return self.objective.row(params, version, rows)
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return self.objective.rest(params, shared)

@@ -20,9 +20,6 @@ Reference: Hinton, Neural Computation 14, 1771 (2002); Tieleman, ICML 2008; thes
 introduction, "Contrastive Divergence", where the sum is over all states.
 """
 
-from collections.abc import Callable
-from typing import ClassVar
-
 import jax.numpy as jnp
 
 from probjax.objectives.particles import (
@@ -33,13 +30,12 @@ from probjax.objectives.particles import (
     refuse_replicas,
     start_particles,
 )
-from probjax.objectives.reduce import mean
 from probjax.samplers.following import check_acceptance, move_chains
 from probjax.types import (
-    Array,
     Context,
     Data,
     Energy,
+    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -55,7 +51,7 @@ WHOLE = "contrastive divergence compares energies of complete rows"
 
 
 @recipe
-class ContrastiveDivergence:
+class ContrastiveDivergence(Objective):
     """CD-k: rows against where k = `num_moves` steps of a sampler lead from them.
 
     A row's context is where its chain ended.
@@ -76,8 +72,10 @@ class ContrastiveDivergence:
     energy: Energy = static()
     sampler: Sampler
     num_moves: int = static(default=1)
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
-    minimised: ClassVar[bool] = False
+
+    @property
+    def has_value(self) -> bool:
+        return False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
@@ -104,12 +102,9 @@ class ContrastiveDivergence:
     def row(self, params: Params, x: State, context: State) -> Scalar:
         return self.energy(params, x) - self.energy(params, context)
 
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
-
 
 @recipe
-class PersistentDivergence:
+class PersistentDivergence(Objective):
     """Rows against `num_particles` chains that go on from round to round.
 
     They start at rows drawn from the data. With many moves in a round and small steps
@@ -117,8 +112,9 @@ class PersistentDivergence:
     shared, as `Particles`, which tell how they do.
 
     Args:
-        target: the acceptance that the step size of a sampler that has one follows;
-            None to leave it as it is.
+        target: acceptance to which the step size is adapted; None for the sampler's
+            `target_acceptance`.
+        adapt: whether the step size of a sampler that has a target is adapted.
 
     >>> import jax
     >>> import optax
@@ -137,9 +133,12 @@ class PersistentDivergence:
     sampler: Sampler
     num_particles: int = static()
     num_moves: int = static(default=1)
-    target: float | None = 0.8
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
-    minimised: ClassVar[bool] = False
+    target: float | None = None
+    adapt: bool = static(default=True)
+
+    @property
+    def has_value(self) -> bool:
+        return False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)

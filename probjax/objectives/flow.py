@@ -25,9 +25,7 @@ Reference: thesis, chapter "Minimum Probability Flow", eqs. Kfinal and PMPF cont
 Sohl-Dickstein, Battaglino and DeWeese, PRL 107, 220601 (2011).
 """
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +50,7 @@ from probjax.types import (
     Data,
     Energy,
     Gaps,
+    Objective,
     Params,
     PRNGKeyArray,
     Sampler,
@@ -135,7 +134,7 @@ def _flow(key, objective, params, data):
 
 
 @recipe
-class PersistentMPF:
+class PersistentMPF(Objective):
     """Minimum probability flow between rows and particles of the model.
 
     Give `fit` many rounds, and few steps in each: the particles are moved, and their
@@ -149,8 +148,10 @@ class PersistentMPF:
         num_particles: they start at rows drawn from the data by their weights; None for
             as many as rows, and without weights one at each.
         num_moves: steps of the sampler in a round.
-        target: the acceptance that the step size of a sampler that has one follows;
-            None to leave it as it is, as for a handful of particles.
+        target: acceptance to which the step size is adapted; None for the sampler's
+            `target_acceptance`.
+        adapt: whether the step size of a sampler that has a target is adapted.
+            Set it to False for a handful of particles.
 
     >>> from probjax import HeatBath, fit, ising
     >>> data = jnp.tile(jnp.array([[0.0, 1], [1, 0], [1, 0], [0, 0]]), (100, 1))
@@ -166,9 +167,12 @@ class PersistentMPF:
     sampler: Sampler
     num_particles: int | None = static(default=None)
     num_moves: int = static(default=10)
-    target: float | None = 0.8
-    reduce: Callable[[Array, Array], Scalar] = static(default=log_mean_exp)
-    minimised: ClassVar[bool] = False
+    target: float | None = None
+    adapt: bool = static(default=True)
+
+    @property
+    def has_value(self) -> bool:
+        return False
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
@@ -193,6 +197,9 @@ class PersistentMPF:
 
     def row(self, params: Params, x: State, context: Scalar) -> Scalar:
         return (self.energy(params, x) - context) / 2
+
+    def reduce(self, values: Array, weights: Array) -> Scalar:
+        return log_mean_exp(values, weights)
 
     def rest(self, params: Params, shared: Particles) -> Scalar:
         falls = (shared.reference - energies(self.energy, params, shared.x)) / 2

@@ -30,9 +30,9 @@ from probjax.types import (
     Energy,
     Gaps,
     Moves,
+    Objective,
     Params,
     PRNGKeyArray,
-    PyTree,
     Scalar,
     State,
     holds,
@@ -55,8 +55,8 @@ class Kept(NamedTuple):
 
 
 @recipe
-class GapObjective:
-    """`reduce` over rows of `score` of the gaps to their neighbours.
+class GapObjective(Objective):
+    """`reduction` over rows of `score` of the gaps to their neighbours.
 
     A row's context is a `Kept`; () will do where nothing is. With `exclude_data` the
     data, ready to be looked up, are shared; where entries are missing, whether a round
@@ -66,7 +66,7 @@ class GapObjective:
     energy: Energy = static()
     connectivity: Connectivity
     score: Callable[[Gaps], Scalar] = static()
-    reduce: Callable[[Array, Array], Scalar] = static()
+    reduction: Callable[[Array, Array], Scalar] = static()
     exclude_data: bool = static(default=False)
 
     def prepare(self, params: Params, data: Data) -> Data:
@@ -126,8 +126,12 @@ class GapObjective:
         counted = kept.counted.reshape(gaps.weight.shape)
         return self.score(gaps._replace(weight=jnp.where(counted, gaps.weight, 0)))
 
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
+    def reduce(self, values: Array, weights: Array) -> Scalar:
+        return self.reduction(values, weights)
+
+    @property
+    def couples_rows(self) -> bool:
+        return self.exclude_data
 
     def unbounded(self, params: Params, data: Data) -> str:
         """What in the data leaves parameters without a finite estimate, in words."""

@@ -20,7 +20,7 @@ Olshausen, ICCV 2011; Neal and Hinton, "A view of the EM algorithm" (1998).
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +28,15 @@ import jax.numpy as jnp
 from probjax.annealing.checks import check_target
 from probjax.data import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
-from probjax.objectives.reduce import mean
 from probjax.potential import Conditioned
 from probjax.samplers.following import check_acceptance, first_step, move_chains
 from probjax.types import (
-    Array,
     Base,
     Context,
     Data,
+    Objective,
     Params,
     PRNGKeyArray,
-    PyTree,
     Sampler,
     Scalar,
     State,
@@ -60,7 +58,7 @@ class Sampled(NamedTuple):
 
 
 @recipe
-class EM:
+class EM(Objective):
     """Mean over rows of -log p(x, a), latents a sampled from p(a|x) round by round.
 
     A row's context are its latents, leaves `(chain, ...)`.
@@ -72,8 +70,9 @@ class EM:
             energy of infinity it can only turn down proposals.
         num_chains: latents of each row, which are averaged.
         num_moves: steps of the sampler in a round.
-        target: the acceptance that the step size of a sampler that has one follows;
-            None to leave it as it is.
+        target: acceptance to which the step size is adapted; None for the sampler's
+            `target_acceptance`.
+        adapt: whether the step size of a sampler that has a target is adapted.
 
     >>> from probjax import HMC, Gaussian, fit, linear
     >>> import optax
@@ -95,9 +94,12 @@ class EM:
     sampler: Sampler
     num_chains: int = static(default=1)
     num_moves: int = static(default=10)
-    target: float | None = 0.8
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
-    minimised: ClassVar[bool] = False
+    target: float | None = None
+    adapt: bool = static(default=True)
+
+    @property
+    def has_value(self) -> bool:
+        return False
 
     def __post_init__(self):
         check_count("num_chains", self.num_chains)
@@ -119,7 +121,7 @@ class EM:
         latents = jax.vmap(jax.vmap(self.base.sample))(keys)
         kind = float_dtype(params)
         latents = jax.tree.map(lambda leaf: leaf.astype(kind), latents)
-        step_size = first_step(self.sampler, self.target, params)
+        step_size = first_step(self.sampler, self.adapt, params)
         return Context(latents, Sampled(jnp.ones((), kind), step_size))
 
     def refresh(
@@ -145,6 +147,3 @@ class EM:
 
     def row(self, params: Params, x: State, context: State) -> Scalar:
         return jnp.mean(jax.vmap(self.joint, (None, None, 0))(params, x, context))
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())

@@ -17,13 +17,12 @@ from probjax import exact
 from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
 from probjax.data import refuse_mask
-from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, check_normalisable, unbounded
 from probjax.types import (
-    Array,
     Context,
     Data,
     Energy,
+    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -44,7 +43,7 @@ class Space:
 
 
 @recipe
-class MaximumLikelihood:
+class MaximumLikelihood(Objective):
     """Mean over rows of -log p(x) in nats, exactly.
 
     Args:
@@ -62,7 +61,6 @@ class MaximumLikelihood:
     energy: Energy = static()
     log_z: Callable[[Params], Scalar] | None = static(default=None)
     num_states: int = static(default=2)
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "the likelihood is of complete rows")
@@ -79,11 +77,6 @@ class MaximumLikelihood:
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         return Context((), self._space(data.x))
-
-    def refresh(
-        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context:
-        return context
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         return self.energy(params, x)

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.connectivity.grid import SiteGrid
 from probjax.objectives.gaps import GapObjective
-from probjax.objectives.reduce import log_sum_exp, mean
-from probjax.types import ArrayLike, Energy, Gaps, Scalar
+from probjax.objectives.reduce import log_sum_exp
+from probjax.types import ArrayLike, Energy, Gaps, Scalar, weighted_mean
 
 
 def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
@@ -38,7 +38,7 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
     1.3863
     """
     sites = BitFlips() if num_states == 2 else SiteChanges(num_states)
-    return GapObjective(energy, sites, log_conditionals, mean)
+    return GapObjective(energy, sites, log_conditionals, weighted_mean)
 
 
 def ContinuousPseudoLikelihood(
@@ -63,7 +63,7 @@ def ContinuousPseudoLikelihood(
     1.8379
     """
     grid = SiteGrid(lower, upper, num_points)
-    return GapObjective(energy, grid, log_densities, mean)
+    return GapObjective(energy, grid, log_densities, weighted_mean)
 
 
 def RatioMatching(energy: Energy) -> GapObjective:
@@ -77,7 +77,7 @@ def RatioMatching(energy: Energy) -> GapObjective:
     >>> float(loss(jax.random.key(0), objective, flat, rows))  # 2 / 4
     0.5
     """
-    return GapObjective(energy, BitFlips(), squared_chances, mean)
+    return GapObjective(energy, BitFlips(), squared_chances, weighted_mean)
 
 
 def squared_chances(gaps: Gaps) -> Scalar:

@@ -30,8 +30,8 @@ from probjax.missing import draw_from_others
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.local import log_conditionals
-from probjax.objectives.reduce import mean
 from probjax.potential import potential
+from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,
@@ -42,6 +42,7 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     check_count,
+    weighted_mean,
 )
 
 
@@ -54,7 +55,7 @@ def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
     >>> round(float(loss(jax.random.key(0), *args)), 4)  # exp(2 / 2)
     2.7183
     """
-    return GapObjective(energy, OneFlip(node), _rate, mean)
+    return GapObjective(energy, OneFlip(node), _rate, weighted_mean)
 
 
 def LogRISE(energy: Energy, node: ArrayLike) -> GapObjective:
@@ -78,7 +79,7 @@ def NodeLikelihood(energy: Energy, node: ArrayLike) -> GapObjective:
     >>> round(float(loss(jax.random.key(0), *args)), 4)  # log(1 + exp(2))
     2.1269
     """
-    return GapObjective(energy, OneFlip(node), log_conditionals, mean)
+    return GapObjective(energy, OneFlip(node), log_conditionals, weighted_mean)
 
 
 def fit_nodes(
@@ -90,7 +91,7 @@ def fit_nodes(
     *,
     penalty: Penalty | None = None,
     steps_per_round: int = 2000,
-    tolerance: float | None = None,
+    stop: StoppingRule = GradientNorm(),
     num_rounds: int = 20,
 ) -> Fit:
     """Fit the loss of every unit on its own.
@@ -125,7 +126,7 @@ def fit_nodes(
             Data(x, weights),
             penalty=penalty,
             steps_per_round=steps_per_round,
-            tolerance=tolerance,
+            stop=stop,
         )
 
     units = jnp.arange(num_sites(data.x))

@@ -30,6 +30,7 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     float_dtype,
@@ -80,9 +81,9 @@ def prepare_rows(
     return data._replace(x=sampler.prepare(potential(energy, params), data.x))
 
 
-def refuse_replicas(sampler: Any) -> None:
+def refuse_replicas(sampler: Sampler) -> None:
     """Refuse a sampler that cannot take up a chain where another round left it."""
-    if not getattr(sampler, "resumable", True):
+    if not sampler.resumable:
         raise ValueError(
             f"{type(sampler).__name__} keeps replicas beside the state, which every "
             "round would begin anew, and so change the model: use the sampler within"
@@ -110,7 +111,7 @@ def start_particles(
         accept=jnp.ones((), kind),
         ess=jnp.asarray(len(reference), kind),
         age=jnp.zeros((), kind),
-        step_size=first_step(objective.sampler, objective.target, params),
+        step_size=first_step(objective.sampler, objective.adapt, params),
     )
 
 

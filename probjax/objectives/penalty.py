@@ -9,16 +9,19 @@ array with one for each entry (of `GroupL1`: for each group). A parameter shared
 entries of a matrix is counted once.
 """
 
-from typing import ClassVar
+import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Params, PyTree, Scalar, holds, recipe
+from probjax.types import Params, Penalty, PyTree, Scalar, holds, recipe
+
+FAINT = 1e-4
 
 
 @recipe
-class L2:
+class L2(Penalty):
     """strength * sum_i w_i theta_i^2: shrinks.
 
     >>> float(L2(0.5).value(jnp.array([1.0, -3.0])))
@@ -27,10 +30,15 @@ class L2:
 
     strength: float
     weights: PyTree = None
-    smooth: ClassVar[bool] = True
 
     def __post_init__(self):
         _check(self.strength, self.weights)
+
+    def with_strength(self, strength: Scalar | float) -> "L2":
+        return dataclasses.replace(self, strength=strength)
+
+    def sparing(self, couplings: Params) -> Penalty:
+        return _sparing(self, couplings)
 
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * p**2, params, self.weights)
@@ -41,7 +49,7 @@ class L2:
 
 
 @recipe
-class L1:
+class L1(Penalty):
     """strength * sum_i w_i |theta_i|: shrinks, and leaves exact zeros.
 
     >>> L1(0.5).prox(jnp.array([1.0, -3.0, 0.25]), 1.0).tolist()
@@ -50,10 +58,19 @@ class L1:
 
     strength: float
     weights: PyTree = None
-    smooth: ClassVar[bool] = False
 
     def __post_init__(self):
         _check(self.strength, self.weights)
+
+    @property
+    def smooth(self) -> bool:
+        return False
+
+    def with_strength(self, strength: Scalar | float) -> "L1":
+        return dataclasses.replace(self, strength=strength)
+
+    def sparing(self, couplings: Params) -> Penalty:
+        return _sparing(self, couplings)
 
     def value(self, params: Params) -> Scalar:
         return self.strength * _total(lambda p, w: w * jnp.abs(p), params, self.weights)
@@ -73,7 +90,7 @@ class L1:
 
 
 @recipe
-class GroupL1:
+class GroupL1(Penalty):
     """strength * sum_g w_g |theta_g|: shrinks, and leaves whole groups exactly zero.
 
     The groups are leaf[i] for every leaf and i, entries with the same leading index,
@@ -89,10 +106,19 @@ class GroupL1:
 
     strength: float
     weights: PyTree = None
-    smooth: ClassVar[bool] = False
 
     def __post_init__(self):
         _check(self.strength, self.weights)
+
+    @property
+    def smooth(self) -> bool:
+        return False
+
+    def with_strength(self, strength: Scalar | float) -> "GroupL1":
+        return dataclasses.replace(self, strength=strength)
+
+    def sparing(self, couplings: Params) -> Penalty:
+        return _sparing(self, couplings)
 
     def value(self, params: Params) -> Scalar:
         def weighed(p, w):
@@ -119,6 +145,46 @@ class GroupL1:
             return _ratio(_lengths(g), w)
 
         return _largest(ratios, gradient, self.weights, _per_group)
+
+
+@recipe
+class Both(Penalty):
+    """The sum of two penalties on different parameters.
+
+    Its proximal map is then that of one after that of the other.
+
+    >>> both = Both(L1(1.0, weights=[1.0, 0.0]), L2(0.5, weights=[0.0, 1.0]))
+    >>> [float(leaf) for leaf in both.prox([3.0, 3.0], 1.0)]
+    [2.0, 1.5]
+    """
+
+    first: Penalty
+    second: Penalty
+
+    @property
+    def smooth(self) -> bool:
+        return self.first.smooth and self.second.smooth
+
+    def value(self, params: Params) -> Scalar:
+        return self.first.value(params) + self.second.value(params)
+
+    def prox(self, params: Params, step: Scalar) -> Params:
+        return self.second.prox(self.first.prox(params, step), step)
+
+
+def _sparing(penalty, couplings):
+    """Restrict a penalty without weights to couplings, with a faint `L2` on the rest.
+
+    A bias of zero is not simpler than another: it is a mean of one half. The faint
+    penalty keeps the biases of units that never change finite.
+    """
+    if penalty.weights is not None:
+        return penalty
+    # One number for each leaf is of the right shape for groups as well.
+    couplings = jax.tree.map(partial(jnp.max, initial=0), couplings)
+    biases = jax.tree.map(lambda weight: 1 - weight, couplings)
+    weighted = dataclasses.replace(penalty, weights=couplings)
+    return Both(weighted, L2(FAINT, weights=biases))
 
 
 def _check(strength, weights):

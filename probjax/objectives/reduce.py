@@ -1,7 +1,8 @@
 """How the values of rows become one loss.
 
-Both reductions are a weighted mean of a transform of the values (the identity, or exp),
-so a reduction of blocks by their total weights equals the reduction of all their rows.
+A reduction is a weighted mean of a transform of the values (the identity, for
+`weighted_mean`, or exp), so a reduction of blocks by their total weights equals the
+reduction of all their rows.
 That is what lets `fit` cut data into chunks with exact gradients.
 """
 
@@ -9,12 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from probjax.types import Array, Float, Scalar
-
-
-def mean(values: Float[Array, " row"], weights: Float[Array, " row"]) -> Scalar:
-    """sum_r w_r v_r / sum_r w_r, and 0 if nothing has weight."""
-    total = weights.sum()
-    return weights @ values / jnp.where(total > 0, total, 1)
 
 
 def log_mean_exp(values: Float[Array, " row"], weights: Float[Array, " row"]) -> Scalar:

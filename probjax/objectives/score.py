@@ -34,13 +34,12 @@ from probjax.connectivity.flips import is_bit, is_spin
 from probjax.data import num_rows, refuse_mask
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import Kept
-from probjax.objectives.reduce import mean
 from probjax.potential import check_energy, potential
 from probjax.types import (
-    Array,
     Context,
     Data,
     Energy,
+    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -56,7 +55,7 @@ from probjax.types import (
 
 
 @recipe
-class ScoreMatching:
+class ScoreMatching(Objective):
     """Mean over rows of |grad E|^2 / 2 - laplacian E, derivatives in x exact.
 
     One row costs as much as one gradient of the energy for each of its coordinates.
@@ -72,7 +71,6 @@ class ScoreMatching:
     """
 
     energy: Energy = static()
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "score matching needs the slopes at complete rows")
@@ -84,14 +82,6 @@ class ScoreMatching:
         data = data._replace(x=jax.tree.map(floating, data.x))
         check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
         return data
-
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return Context((), ())
-
-    def refresh(
-        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context:
-        return context
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         flat, unravel = ravel_pytree(x)
@@ -105,12 +95,9 @@ class ScoreMatching:
         gradient, curvatures = jax.vmap(curvature, out_axes=(None, 0))(axes)
         return gradient @ gradient / 2 - jnp.sum(curvatures)
 
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
-
 
 @recipe
-class ScoreMatchingBySteps:
+class ScoreMatchingBySteps(Objective):
     """(K - 1) 4 / m along small `steps`, which tends to the loss of `ScoreMatching`.
 
     `steps` are `GaussianSteps`, `CubeSteps` or `BallSteps`. The difference is of the
@@ -127,7 +114,6 @@ class ScoreMatchingBySteps:
 
     energy: Energy = static()
     steps: Steps
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def prepare(self, params: Params, data: Data) -> Data:
         return self._flow().prepare(params, data)
@@ -147,15 +133,12 @@ class ScoreMatchingBySteps:
         excess = jnp.sum(gaps.weight * jnp.expm1(gaps.gap / 2))
         return 4 / self.steps.moment(x) * excess
 
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
-
     def _flow(self):
         return MPF(self.energy, connectivity=self.steps)
 
 
 @recipe
-class DrawnScoreMatching:
+class DrawnScoreMatching(Objective):
     """Mean over rows and `num_draws` normal directions v of `term`.
 
     Directions are drawn anew at every refresh; `term(slope, x, v, scale)` is of one
@@ -166,7 +149,6 @@ class DrawnScoreMatching:
     term: Callable[..., Scalar] = static()
     scale: float
     num_draws: int = static(default=1)
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
         check_count("num_draws", self.num_draws)
@@ -191,9 +173,6 @@ class DrawnScoreMatching:
         slope = jax.grad(lambda point: self.energy(params, unravel(point)))
         terms = jax.vmap(lambda v: self.term(slope, flat, v, self.scale))(context)
         return jnp.mean(terms)
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
 
 
 def HutchinsonScoreMatching(

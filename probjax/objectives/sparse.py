@@ -27,17 +27,16 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data import refuse_mask
+from probjax.forwarding import ForwardingObjective
 from probjax.types import (
     Array,
-    Context,
     Data,
     Float,
     Objective,
     Params,
-    PRNGKeyArray,
-    PyTree,
     Scalar,
     State,
+    has_statistic,
     holds,
     recipe,
     static,
@@ -45,7 +44,7 @@ from probjax.types import (
 
 
 @recipe
-class Sparse:
+class Sparse(ForwardingObjective):
     """`objective` with hidden units held near a share of rows in which they are on.
 
     Around `Corrupted` it counts the rows as they are; inside it is refused.
@@ -80,50 +79,29 @@ class Sparse:
         if not holds(_is_strength, self.strength):
             raise ValueError(f"strength must not be negative, got {self.strength}")
 
-    @property
-    def reduce(self) -> Callable[[Array, Array], Scalar]:
-        return self.objective.reduce
-
-    @property
-    def minimised(self) -> bool:
-        return getattr(self.objective, "minimised", True)
-
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "hidden units are of complete rows")
-        if hasattr(self.objective, "of_mean"):
+        data = self.objective.prepare(params, data)
+        if has_statistic(self.objective, params, data.x):
             raise ValueError(
                 "Sparse around Sparse would lose the inner cost: give one log_odds, "
                 "and a target for each unit"
             )
-        return self.objective.prepare(params, data)
-
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return self.objective.init(key, params, data)
-
-    def refresh(
-        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context:
-        return self.objective.refresh(key, params, data, context)
-
-    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        return self.objective.row(params, x, context)
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return self.objective.rest(params, shared)
+        return data
 
     def statistic(self, params: Params, x: State) -> Float[Array, " two_hidden"]:
-        """The probabilities that each hidden unit is on, and then that it is off."""
+        """Probabilities of each hidden unit to be on, and then of each to be off."""
         odds = self.log_odds(params, x)
         # Off is not 1 - on, which rounds to 0 where a unit is all but always on.
         return jax.nn.sigmoid(jnp.concatenate([odds, -odds]))
 
-    def of_mean(self, shares: Float[Array, " two_hidden"]) -> Scalar:
-        """The cost of units by their mean `statistic`."""
-        tiny = jnp.finfo(shares.dtype).tiny
-        on, off = jnp.split(jnp.log(jnp.maximum(shares, tiny)), 2)
+    def of_mean(self, mean: Float[Array, " two_hidden"]) -> Scalar:
+        """Cost of the units by their mean `statistic`."""
+        tiny = jnp.finfo(mean.dtype).tiny
+        on, off = jnp.split(jnp.log(jnp.maximum(mean, tiny)), 2)
         p = jnp.broadcast_to(jnp.asarray(self.target, on.dtype), on.shape)
-        apart = p * (jnp.log(p) - on) + (1 - p) * (jnp.log1p(-p) - off)
-        return self.strength * jnp.sum(apart)
+        divergences = p * (jnp.log(p) - on) + (1 - p) * (jnp.log1p(-p) - off)
+        return self.strength * jnp.sum(divergences)
 
 
 def _is_share(value):

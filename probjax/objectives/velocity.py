@@ -17,21 +17,17 @@ Reference: Movellan, "A minimum velocity approach to learning", 2008; thesis,
 introduction, "Minimum Velocity Learning".
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from probjax.objectives.reduce import mean
 from probjax.objectives.score import ScoreMatching
 from probjax.types import (
-    Array,
-    Context,
     Data,
     Energy,
+    Objective,
     Params,
-    PRNGKeyArray,
     PyTree,
     Scalar,
     State,
@@ -42,7 +38,7 @@ from probjax.types import (
 
 
 @recipe
-class MinimumVelocity:
+class MinimumVelocity(Objective):
     """Mean over rows of sum_i D_i^2 ((dE/dx_i)^2 / 2 - d^2E/dx_i^2).
 
     Args:
@@ -61,7 +57,6 @@ class MinimumVelocity:
 
     energy: Energy = static()
     mobility: PyTree = 1.0
-    reduce: Callable[[Array, Array], Scalar] = static(default=mean)
 
     def __post_init__(self):
         if not holds(_is_positive, self.mobility):
@@ -72,21 +67,10 @@ class MinimumVelocity:
         self._of(jax.tree.map(lambda rows: rows[0], data.x))
         return data
 
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return Context((), ())
-
-    def refresh(
-        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
-    ) -> Context:
-        return context
-
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         moved = ScoreMatching(partial(_moved, self.energy))
         origin = jax.tree.map(jnp.zeros_like, x)
         return moved.row((params, self._of(x), x), origin, context)
-
-    def rest(self, params: Params, shared: PyTree) -> Scalar:
-        return jnp.zeros(())
 
     def _of(self, x):
         """The mobility of every entry of `x`."""

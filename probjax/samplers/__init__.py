@@ -19,7 +19,7 @@ from probjax.samplers.hmc import (
 )
 from probjax.samplers.lookahead import LookAheadHMC
 from probjax.samplers.metropolis import Metropolis
-from probjax.samplers.run import Draws, Means, resume, resume_mean, sample, sample_mean
+from probjax.samplers.run import Draws, Means, sample, sample_mean
 from probjax.samplers.tempering import Tempered, swap_rates
 from probjax.samplers.tuning import LENGTHS, MATRIX, tune
 
@@ -42,8 +42,6 @@ __all__ = [
     "Momentum",
     "random_sites",
     "reduced_flip",
-    "resume",
-    "resume_mean",
     "sample",
     "sample_mean",
     "slice_flip",

@@ -30,7 +30,17 @@ from jaxtyping import Bool, Int
 from probjax.connectivity.flips import binary
 from probjax.models import ising
 from probjax.potential import Potential
-from probjax.types import Array, ArrayLike, Float, Info, PRNGKeyArray, State, recipe
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Domain,
+    Float,
+    Info,
+    PRNGKeyArray,
+    Sampler,
+    State,
+    recipe,
+)
 
 
 class ClusterState(NamedTuple):
@@ -52,7 +62,7 @@ class Bonds(NamedTuple):
 
 
 @recipe
-class SwendsenWang:
+class SwendsenWang(Sampler):
     """Every cluster turns or not by a coin of its own. A step costs O(bonds).
 
     Units that all but always agree turn together:
@@ -64,6 +74,10 @@ class SwendsenWang:
     >>> bool((x[..., 0] == x[..., 1]).all()), bool(0.2 < x.mean() < 0.8)
     (True, True)
     """
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
 
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
@@ -81,7 +95,7 @@ class SwendsenWang:
 
 
 @recipe
-class Wolff:
+class Wolff(Sampler):
     """The cluster of one random unit turns. A step costs what `SwendsenWang`'s does.
 
     Large clusters are chosen more often and always turn; small ones change slowly.
@@ -94,6 +108,10 @@ class Wolff:
     >>> sample(*args, sampler=Wolff(), num_draws=3).x.tolist()
     [[[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]]
     """
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
 
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)

@@ -8,7 +8,6 @@ did is next to nothing in the mean that the step size follows; with a handful it
 and the step size had better be left alone.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -60,10 +59,11 @@ def move_chains(
 
     Args:
         axes: those of `params` along which every chain has its own, as for `vmap`.
-        step_size: where that of the sampler begins; None to leave it as it is.
-        target: the acceptance that it follows.
+        step_size: first step size, to be adapted; None to adapt nothing.
+        target: acceptance to which it is adapted; None for the sampler's own.
     """
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
+    target = sampler.target_acceptance if target is None else target
 
     def start(key, params, x):
         # Steps are numbered from 0, so no step has this number.
@@ -72,7 +72,7 @@ def move_chains(
 
     def step(number, carry):
         states, accept, log_step = carry
-        here = sampler if log_step is None else _with_step(sampler, log_step)
+        here = sampler if log_step is None else sampler.adapted(jnp.exp(log_step))
 
         def one(key, params, state):
             now = random.fold_in(key, number)
@@ -80,9 +80,7 @@ def move_chains(
 
         states, info = each(one, (0, axes, 0))(keys, params, states)
         if log_step is not None and target is not None:
-            # Whether a proposal was accepted tells of its chance, with more noise.
-            chance = getattr(info, "chance", info.accept)
-            log_step = nearer(log_step, chance.mean(), target)
+            log_step = nearer(log_step, info.acceptance.mean(), target)
         return states, accept + info.accept / num_steps, log_step
 
     states = each(start, (0, axes, 0))(keys, params, x)
@@ -94,16 +92,11 @@ def move_chains(
     return jax.lax.stop_gradient(Moved(states.x, accept, found))
 
 
-def first_step(sampler: Any, target: float | None, params: Params) -> Scalar | None:
-    """Where a step size begins to follow; None if there is none, or it is not to."""
-    if target is None or not is_tunable(sampler):
+def first_step(sampler: Sampler, adapt: bool, params: Params) -> Scalar | None:
+    """Return the step size at which adaptation begins; None to adapt nothing."""
+    if not adapt or sampler.target_acceptance is None:
         return None
     return jnp.asarray(sampler.step_size, float_dtype(params))
-
-
-def is_tunable(sampler: Any) -> bool:
-    """Whether it has a step size that can be found."""
-    return hasattr(sampler, "step_size")
 
 
 def nearer(log_step: Scalar, chance: Scalar, target: Scalar | float) -> Scalar:
@@ -116,7 +109,3 @@ def check_acceptance(target: Any) -> None:
     """Refuse what is no acceptance to aim at."""
     if target is not None and is_concrete(target) and not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")
-
-
-def _with_step(sampler, log_step):
-    return dataclasses.replace(sampler, step_size=jnp.exp(log_step))

@@ -24,9 +24,11 @@ from probjax.potential import Potential
 from probjax.types import (
     Array,
     Bool,
+    Domain,
     Float,
     Info,
     PRNGKeyArray,
+    Sampler,
     State,
     check_count,
     is_concrete,
@@ -62,7 +64,7 @@ def random_sites(key: PRNGKeyArray, size: int) -> Array:
 
 
 @recipe
-class HeatBath:
+class HeatBath(Sampler):
     """One sweep per step: as many sites as there are, redrawn one after the other.
 
     Args:
@@ -83,6 +85,10 @@ class HeatBath:
 
     def __post_init__(self):
         check_count("num_states", self.num_states, least=2)
+
+    @property
+    def domain(self) -> Domain:
+        return "bits" if self.num_states == 2 else "letters"
 
     def prepare(self, potential: Potential, x: State) -> State:
         return (
@@ -136,7 +142,7 @@ class HeatBath:
 
 
 @recipe
-class ColourGibbs:
+class ColourGibbs(Sampler):
     """One sweep per step over bits, those of one colour all at once.
 
     `colours` are masks over the sites, one for each colour; bits of one colour must not
@@ -152,6 +158,10 @@ class ColourGibbs:
     """
 
     colours: Float[Array, "colour site"]
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
 
     def prepare(self, potential: Potential, x: State) -> State:
         count = num_sites(x)

@@ -21,10 +21,11 @@ Reference: thesis, chapter "Hamiltonian Monte Carlo"; Horowitz, Phys. Lett. B 26
 accept/reject decisions", arXiv:2001.11950 (2020).
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import KW_ONLY, field
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +51,11 @@ from probjax.potential import Potential
 from probjax.samplers.lazily import lazily, together
 from probjax.types import (
     Array,
+    Domain,
     Float,
+    Info,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     check_count,
@@ -79,28 +83,6 @@ class HMCState(NamedTuple):
     def x(self) -> State:
         """The current state."""
         return self.phase.x
-
-    @property
-    def terms(self) -> Float[Array, " term"]:
-        """The energies of the potential at `x`, unweighted."""
-        return self.phase.terms
-
-
-class HMCInfo(NamedTuple):
-    """What a step tells of itself."""
-
-    accept: Scalar
-    """1 if the leap was accepted, else 0."""
-    chance: Scalar
-    """The probability with which it would be: min(1, p(there) / p(here))."""
-    flip: Scalar
-    """1 if the momentum was negated."""
-    diverged: Scalar
-    """1 if the energy rose beyond all bounds or was no number; never accepted."""
-    energy: Scalar
-    """E(x) + v'v / 2 where it ends, the momentum refreshed."""
-    evaluations: Scalar
-    """How many leaps were evaluated: one, and another where `flip` looked behind."""
 
 
 class Choice(NamedTuple):
@@ -235,7 +217,7 @@ class Jitter:
 
 
 @recipe
-class HMC:
+class HMC(Sampler):
     """Leaps of `num_steps` leapfrog steps of length `step_size`.
 
     Args:
@@ -289,6 +271,26 @@ class HMC:
                 "x do not reflect on their own"
             )
 
+    @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
+    def target_acceptance(self) -> float:
+        """0.9 for single steps, which turn back if they are rejected; else 0.8."""
+        return 0.9 if self.num_steps == 1 else 0.8
+
+    @property
+    def metrics(self) -> tuple[Literal["lengths", "matrix"], ...]:
+        return ("lengths", "matrix") if self.bounds is None else ("lengths",)
+
+    def adapted(self, step_size: Scalar, metric: Array | None = None) -> Self:
+        metric = self.metric if metric is None else metric
+        return dataclasses.replace(self, step_size=step_size, metric=metric)
+
+    def cached_terms(self, state: HMCState) -> Float[Array, " term"]:
+        return state.phase.terms
+
     def prepare(self, potential: Potential, x: State) -> State:
         for leaf in jax.tree.leaves(x):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
@@ -336,7 +338,7 @@ class HMC:
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
-    ) -> tuple[HMCState, HMCInfo]:
+    ) -> tuple[HMCState, Info]:
         before, leap, chance = self.begin(key, state)
         kind = before.v.dtype
         after = leap(potential, before)
@@ -348,7 +350,7 @@ class HMC:
         choice = self.flip(chance, state.slice, log_ratio, backward)
         turned = before._replace(v=jnp.where(choice.flip, -before.v, before.v))
         phase = select(choice.leap, after, turned)
-        info = HMCInfo(
+        info = Info(
             accept=choice.leap.astype(kind),
             chance=jnp.exp(jnp.minimum(log_ratio, 0)),
             flip=choice.flip.astype(kind),

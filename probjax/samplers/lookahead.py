@@ -14,8 +14,9 @@ Reference: Sohl-Dickstein, Mudigonda and DeWeese, "Hamiltonian Monte Carlo witho
 detailed balance", ICML 2014.
 """
 
+import dataclasses
 from dataclasses import KW_ONLY, field
-from typing import NamedTuple
+from typing import Literal, Self
 
 import jax.numpy as jnp
 
@@ -25,8 +26,11 @@ from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, sel
 from probjax.samplers.lazily import lazily
 from probjax.types import (
     Array,
+    Domain,
     Float,
+    Info,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     check_count,
@@ -35,27 +39,8 @@ from probjax.types import (
 )
 
 
-class LookAheadInfo(NamedTuple):
-    """What a step tells of itself."""
-
-    accept: Scalar
-    """1 if it went anywhere, else 0."""
-    chance: Scalar
-    """The probability that one leap would be accepted."""
-    flip: Scalar
-    """1 if the momentum was negated."""
-    diverged: Scalar
-    """1 if the energy rose beyond all bounds or was no number at any leap."""
-    energy: Scalar
-    """E(x) + v'v / 2 where it ends, the momentum refreshed."""
-    num_leaps: Scalar
-    """How far it went, 0 if nowhere."""
-    evaluations: Scalar
-    """How many leaps it took to know."""
-
-
 @recipe
-class LookAheadHMC:
+class LookAheadHMC(Sampler):
     """Leaps as those of `HMC`, of which up to `look_ahead` are taken at once.
 
     Args:
@@ -91,6 +76,25 @@ class LookAheadHMC:
         check_count("look_ahead", self.look_ahead)
         self._leaps()
 
+    @property
+    def domain(self) -> Domain:
+        return "reals"
+
+    @property
+    def target_acceptance(self) -> float:
+        return self._leaps().target_acceptance
+
+    @property
+    def metrics(self) -> tuple[Literal["lengths", "matrix"], ...]:
+        return self._leaps().metrics
+
+    def adapted(self, step_size: Scalar, metric: Array | None = None) -> Self:
+        metric = self.metric if metric is None else metric
+        return dataclasses.replace(self, step_size=step_size, metric=metric)
+
+    def cached_terms(self, state: HMCState) -> Float[Array, " term"]:
+        return state.phase.terms
+
     def prepare(self, potential: Potential, x: State) -> State:
         return self._leaps().prepare(potential, x)
 
@@ -99,7 +103,7 @@ class LookAheadHMC:
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
-    ) -> tuple[HMCState, LookAheadInfo]:
+    ) -> tuple[HMCState, Info]:
         before, leap, chance = self._leaps().begin(key, state)
         kind = before.v.dtype
         energies = [hamiltonian(potential, before)]
@@ -125,7 +129,7 @@ class LookAheadHMC:
             done = done | here
         phase = end._replace(v=jnp.where(done, end.v, -end.v))
         worst = jnp.max(jnp.stack(energies)) - energies[0]
-        info = LookAheadInfo(
+        info = Info(
             accept=done.astype(kind),
             chance=first,
             flip=(~done).astype(kind),

@@ -20,10 +20,12 @@ from probjax.potential import Potential
 from probjax.types import (
     Array,
     Connectivity,
+    Domain,
     Float,
     Info,
     Neighbours,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     check_count,
@@ -42,7 +44,7 @@ class MetropolisState(NamedTuple):
 
 
 @recipe
-class Metropolis:
+class Metropolis(Sampler):
     """`num_moves` proposals per step to neighbours in `connectivity`.
 
     A connectivity that draws its neighbours, as `RandomFlips(1)`, costs one energy per
@@ -62,6 +64,13 @@ class Metropolis:
 
     def __post_init__(self):
         check_count("num_moves", self.num_moves)
+
+    @property
+    def domain(self) -> Domain:
+        return self.connectivity.domain
+
+    def cached_terms(self, state: MetropolisState) -> Float[Array, " term"]:
+        return state.terms
 
     def prepare(self, potential: Potential, x: State) -> State:
         return self.connectivity.prepare(x)

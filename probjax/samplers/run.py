@@ -1,7 +1,9 @@
 """Drivers of samplers: many chains, warm-up, thinning, draws or running means.
 
-A chain has one key; step t uses the key folded with t. Chains are vmapped inside a scan
-over steps, and parameters are arguments, so moving them compiles nothing anew.
+A chain has one key; step t uses the key folded with t, so that chains continue exactly
+wherever they were interrupted. Chains are vmapped inside a loop over draws, in which an
+observer remembers what is asked for (see `probjax.samplers.observers`). Parameters are
+arguments of compiled programs, so new parameters compile nothing.
 """
 
 from collections.abc import Callable
@@ -12,14 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.checkpoint import NOT_KEPT, Checkpoint, kept_by
-from probjax.data import num_rows
-from probjax.devices import driver, each
+from probjax.devices import each
+from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Potential, check_energy, potential
-from probjax.samplers.pieces import Adding, Pieces, room_for
+from probjax.samplers.observers import Average, Averaged, Observer, Store
 from probjax.types import (
     Array,
-    Data,
     Energy,
     Params,
     PRNGKeyArray,
@@ -32,6 +32,8 @@ from probjax.types import (
     floating,
     holds,
     is_concrete,
+    recipe,
+    static,
 )
 
 
@@ -101,28 +103,27 @@ def sample(
     key: PRNGKeyArray,
     energy: Energy,
     params: Params,
-    x: State,
+    x: State | Draws,
     *,
     sampler: Sampler,
     num_draws: int,
     num_warmup: int = 0,
     thin: int = 1,
-    callback: Callable[[Draws], Any] | None = None,
-    callback_every: int = 100,
-    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Draws:
     """Draw from exp(-energy) by Markov chains, one from each row of `x`.
 
     Args:
         x: starting states with a leading axis of chains; `spread` them over devices to
-            have each run its own.
-        num_draws: states to keep of each chain.
-        num_warmup: steps to take and forget before the first.
-        thin: steps from one state that is kept to the next.
-        callback: called on the host with the last `callback_every` draws, as
-            `draws_bar(num_draws)`, or to save them; the run ends if it returns True.
-        checkpoint: where to keep the run between calls back, draws and all, so that
-            this same call goes on, to the bit, if it was killed.
+            run each chain on its own device. Or the `Draws` of a run with the same
+            arguments, which is then continued: the new draws are those that it would
+            have made next, to the bit.
+        num_draws: number of states to store from each chain.
+        num_warmup: number of steps before the first draw.
+        thin: number of steps from one draw to the next.
+        watch: callback and checkpoint. The callback receives the draws made since it
+            was last called, and may save them; see also `draws_bar(num_draws)`. A
+            checkpoint holds all draws.
 
     >>> from probjax import HMC
     >>> def energy(scale, x):
@@ -132,65 +133,33 @@ def sample(
     >>> draws = sample(jax.random.key(0), energy, 2.0, x, **options)
     >>> draws.x.shape, round(float(draws.x.std()))
     ((50, 100, 2), 2)
+    >>> more = sample(jax.random.key(0), energy, 2.0, draws, **options)
+    >>> int(more.step)
+    200
     """
-    check_key(key)
-    x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    go_on = partial(_go_on, key, energy, params, sampler, thin)
-    if callback is None and checkpoint is None:
-        states, step = _begin(key, energy, params, x, sampler, num_warmup)
-        return go_on(num_draws, states, step)
-    asked = dict(key=key, energy=energy, params=params, x=x, sampler=sampler)
-    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
-    kept = kept_by(checkpoint, "sample", **asked)
-    warm = partial(_warm, key, energy, params, sampler)
-
-    def begin():
-        states, step = _begin(key, energy, params, x, sampler, 0)
-        return room_for(num_draws, go_on, states, step)
-
-    pieces = Pieces("sample", callback, callback_every, kept)
-    now = pieces.begin(begin)
-    now = pieces.warmed(warm, now, num_warmup)
-    return Draws(*pieces.drawn(go_on, now, num_draws))
-
-
-@driver
-def resume(
-    key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    draws: Draws,
-    *,
-    sampler: Sampler,
-    num_draws: int,
-    thin: int = 1,
-    callback: Callable[[Draws], Any] | None = None,
-    callback_every: int = 100,
-) -> Draws:
-    """The draws that come after `draws`, as if the run had not ended.
-
-    With the arguments of that run they are the same to the bit, whether it was ended by
-    its callback, or what the callback saved was loaded again. With other parameters
-    there is nothing to resume: `sample` from `draws.state.x`.
-
-    >>> from probjax import HeatBath, ising
-    >>> flat, sampler = ising.from_matrix(jnp.zeros((2, 2))), HeatBath()
-    >>> args, x = (jax.random.key(0), ising.energy, flat), jnp.zeros((3, 2))
-    >>> whole = sample(*args, x, sampler=sampler, num_draws=8)
-    >>> part = sample(*args, x, sampler=sampler, num_draws=4)
-    >>> rest = resume(*args, part, sampler=sampler, num_draws=4)
-    >>> bool((rest.x == whole.x[:, 4:]).all())
-    True
-    """
-    check_count("num_draws", num_draws)
-    check_count("thin", thin)
-    _check_same(energy, params, draws.state)
-    go_on = partial(_go_on, key, energy, params, sampler, thin)
-    if callback is None:
-        return go_on(num_draws, draws.state, draws.step)
-    pieces = Pieces("resume", callback, callback_every, NOT_KEPT)
-    now = room_for(num_draws, go_on, draws.state, draws.step)
-    return Draws(*pieces.drawn(go_on, now, num_draws))
+    asked = dict(locals())
+    _check_counts(num_draws, num_warmup, thin)
+    chains = _Chains(energy, thin, key, params, sampler)
+    observer = Store(num_draws)
+    if isinstance(x, Draws):
+        begin = partial(_continue, chains, observer, *_last(chains, x, num_warmup))
+    else:
+        asked["x"] = x = _checked(chains, x)
+        begin = partial(_begin, chains, observer, x)
+    return run(
+        Job(
+            name="sample",
+            arguments=asked,
+            begin=begin,
+            advance=partial(
+                _advance, chains, observer, _draw, num_draws, num_draws, num_warmup
+            ),
+            is_over=lambda now: bool(now.made >= num_draws),
+            report=_newest,
+            finish=lambda now, stopped: _draws(now, int(now.made) if stopped else None),
+        ),
+        watch,
+    )
 
 
 @driver
@@ -198,101 +167,78 @@ def sample_mean(
     key: PRNGKeyArray,
     energy: Energy,
     params: Params,
-    x: State,
+    x: State | Means,
     *,
     statistic: Callable[[State], PyTree],
     sampler: Sampler,
     num_draws: int,
     num_warmup: int = 0,
     thin: int = 1,
-    callback: Callable[[Means], Any] | None = None,
-    callback_every: int = 1000,
-    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Means:
-    """The mean of a statistic along the chains, without keeping their states.
+    """Average a statistic along the chains, without storing their states.
 
     Args:
+        x: starting states with a leading axis of chains, or the `Means` of a run with
+            the same arguments, to which `num_draws` draws are added.
         statistic: a function of one state, module-level as an energy is.
-        callback: called on the host after every `callback_every` draws with the means
-            so far; the run ends if it returns True.
-        checkpoint: where to keep the run between calls back, so that this same call
-            goes on, to the bit, if it was killed.
+        watch: callback and checkpoint; the callback receives the means so far.
 
     >>> from probjax import HeatBath, ising
     >>> coupled = ising.from_matrix([[1.4, -1.4], [-1.4, 1.4]])
-    >>> options = dict(statistic=jnp.prod, sampler=HeatBath(), num_draws=1000)
-    >>> x = jnp.zeros((20, 2))
-    >>> means = sample_mean(jax.random.key(0), ising.energy, coupled, x, **options)
-    >>> round(float(means.mean), 1)  # 1 / (2 + 2 exp(-1.4))
-    0.4
-    """
-    x = _at_door(sampler, energy, params, x, num_draws, num_warmup, thin)
-    add = partial(_add, key, energy, params, sampler, statistic, thin)
-    if callback is None and checkpoint is None:
-        states, step = _begin(key, energy, params, x, sampler, num_warmup)
-        running = _nothing(energy, params, sampler, statistic, states)
-        return _over_chains(*add(num_draws, running, states, step))
-    asked = dict(key=key, energy=energy, params=params, x=x, statistic=statistic)
-    asked |= dict(num_draws=num_draws, num_warmup=num_warmup, thin=thin)
-    kept = kept_by(checkpoint, "sample_mean", sampler=sampler, **asked)
-    warm = partial(_warm, key, energy, params, sampler)
-
-    def begin():
-        states, step = _begin(key, energy, params, x, sampler, 0)
-        return Adding(
-            _nothing(energy, params, sampler, statistic, states), states, step
-        )
-
-    pieces = Pieces("sample_mean", callback, callback_every, kept)
-    now = pieces.begin(begin)
-    now = pieces.warmed(warm, now, num_warmup)
-    return pieces.added(add, _over_chains, now, num_draws)
-
-
-@driver
-def resume_mean(
-    key: PRNGKeyArray,
-    energy: Energy,
-    params: Params,
-    means: Means,
-    *,
-    statistic: Callable[[State], PyTree],
-    sampler: Sampler,
-    num_draws: int,
-    thin: int = 1,
-    callback: Callable[[Means], Any] | None = None,
-    callback_every: int = 1000,
-) -> Means:
-    """`means` with as many draws again added as if the run had not ended.
-
-    >>> from probjax import HeatBath, ising
-    >>> args = jax.random.key(0), ising.energy, ising.from_matrix(jnp.zeros((2, 2)))
+    >>> args = jax.random.key(0), ising.energy, coupled
     >>> options = dict(statistic=jnp.prod, sampler=HeatBath(), num_draws=1000)
     >>> means = sample_mean(*args, jnp.zeros((20, 2)), **options)
-    >>> more = resume_mean(*args, means, **options)
+    >>> round(float(means.mean), 1)  # 1 / (2 + 2 exp(-1.4))
+    0.4
+    >>> more = sample_mean(*args, means, **options)
     >>> int(more.running.num_draws), bool(more.stderr < means.stderr)
     (2000, True)
     """
-    check_count("num_draws", num_draws)
-    check_count("thin", thin)
-    _check_same(energy, params, means.state)
-    add = partial(_add, key, energy, params, sampler, statistic, thin)
-    now = Adding(means.running, means.state, means.step)
-    if callback is None:
-        return _over_chains(*add(num_draws, *now))
-    pieces = Pieces("resume_mean", callback, callback_every, NOT_KEPT)
-    total = int(means.running.num_draws) + num_draws
-    return pieces.added(add, _over_chains, now, total)
+    asked = dict(locals())
+    _check_counts(num_draws, num_warmup, thin)
+    chains = _Chains(energy, thin, key, params, sampler)
+    observer, total = Average(statistic), num_draws
+    if isinstance(x, Means):
+        states, step = _last(chains, x, num_warmup)
+        made, *memory = x.running
+        total = made + num_draws
+        first = _Run(states, step, made, made, Averaged(*memory))
+        begin = partial(_itself, first)
+    else:
+        asked["x"] = x = _checked(chains, x)
+        begin = partial(_begin, chains, observer, x)
+    return run(
+        Job(
+            name="sample_mean",
+            arguments=asked,
+            begin=begin,
+            advance=partial(
+                _advance, chains, observer, _add, num_draws, total, num_warmup
+            ),
+            is_over=lambda now: bool(now.made >= total),
+            report=lambda now: _means(now) if now.made > 0 else None,
+            finish=lambda now, stopped: _means(now),
+            every=1000,
+        ),
+        watch,
+    )
 
 
-def _at_door(sampler, energy, params, x, num_draws, num_warmup, thin):
-    check_role("sampler", sampler, "step", "HeatBath() or HMC(0.1)")
+def _check_counts(num_draws, num_warmup, thin):
     check_count("num_draws", num_draws)
     check_count("num_warmup", num_warmup, least=0)
     check_count("thin", thin)
+
+
+def _checked(chains, x):
+    """Return the starts as the sampler takes them, after all checks."""
+    check_key(chains.key)
+    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     x = _starts(x)
-    check_energy(energy, params, jax.tree.map(lambda rows: floating(rows[0]), x))
-    return sampler.prepare(potential(energy, params), x)
+    first = jax.tree.map(lambda rows: floating(rows[0]), x)
+    check_energy(chains.energy, chains.params, first)
+    return chains.sampler.prepare(chains.model, x)
 
 
 def _starts(x):
@@ -308,22 +254,28 @@ def _starts(x):
     return x
 
 
-def _check_same(energy, params, state):
-    """Refuse states whose energies are those of other parameters."""
-    kept = getattr(state, "terms", None)
-    if kept is None or not is_concrete((params, state)):
-        return
-    if not _are_terms(energy, params, state.x, kept):
+def _last(chains, before, num_warmup):
+    """Return the states and the step at which an earlier run ended, after checks."""
+    check_key(chains.key)
+    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    if num_warmup:
         raise ValueError(
-            "a run can only be resumed with its own energy and params: with others, "
-            "sample from x=draws.state.x"
+            f"num_warmup must be 0 for a run that is continued, got {num_warmup}"
         )
+    cached = chains.sampler.cached_terms(before.state)
+    known = cached is not None and is_concrete((chains, before))
+    if known and not _are_terms(chains, before.state.x, cached):
+        raise ValueError(
+            "x must be a run with the same energy and params to be continued; with "
+            "others, start from x=draws.state.x"
+        )
+    return before.state, before.step
 
 
-@partial(jax.jit, static_argnums=0)
-def _are_terms(energy, params, x, kept):
-    now = jax.vmap(potential(energy, params).terms)(x)
-    return jnp.allclose(now, kept, rtol=1e-3, atol=1e-3)
+@jax.jit
+def _are_terms(chains, x, cached):
+    now = jax.vmap(chains.model.terms)(x)
+    return jnp.allclose(now, cached, rtol=1e-3, atol=1e-3)
 
 
 def move(
@@ -351,121 +303,173 @@ def move(
     return state, jax.tree.map(lambda leaf: leaf / num_steps, total)
 
 
-class _Chains(NamedTuple):
-    """Many chains with their keys: the drivers' common ground."""
+@recipe
+class _Chains:
+    """Chains of a run, which differ by their keys and starts."""
 
-    keys: Array
+    energy: Energy = static()
+    thin: int = static()
+    key: PRNGKeyArray
+    params: Params
     sampler: Sampler
-    model: Potential
 
-    def start(self, x):
-        # Steps are numbered from 0, so no step has this number.
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, 2**31 - 1))(self.keys)
-        return each(self.sampler.init, (0, None, 0))(keys, self.model, x)
+    @property
+    def model(self) -> Potential:
+        return potential(self.energy, self.params)
 
-    def advance(self, states, num_steps, first):
+    def start(self, x: State) -> Any:
+        """Create the states of all chains at `x`."""
+
+        def one(key, model, x):
+            # Steps are numbered from 0, so no step has this number.
+            return self.sampler.init(jax.random.fold_in(key, 2**31 - 1), model, x)
+
+        return each(one, (0, None, 0))(self._keys(x), self.model, x)
+
+    def move(self, states: Any, num_steps: Array | int, first: Array) -> Any:
+        """Take steps with all chains, beginning with number `first`."""
+
         def one(key, state):
-            return move(
-                key, self.sampler, self.model, state, num_steps=num_steps, first=first
-            )
+            return self._move(key, state, num_steps, first)[0]
 
-        return each(one)(self.keys, states)
+        return each(one)(self._keys(states), states)
 
+    def observe(
+        self, observer: Observer, states: Any, memory: Any, first: Array, number: Array
+    ) -> tuple[Any, Any]:
+        """Make one draw with all chains and add it to what is remembered of each."""
 
-def _chains(key, energy, params, x, sampler, num_warmup):
-    keys = jax.random.split(key, num_rows(Data(x)))
-    chains = _Chains(keys, sampler, potential(energy, params))
-    states = chains.start(x)
-    if num_warmup:
-        states, _ = chains.advance(states, num_warmup, 0)
-    return chains, states
+        def one(key, state, memory):
+            state, info = self._move(key, state, self.thin, first)
+            return state, observer.add(memory, number, state.x, info)
 
+        return each(one)(self._keys(states), states, memory)
 
-@partial(jax.jit, static_argnums=(1, 5))
-def _begin(key, energy, params, x, sampler, num_warmup):
-    _, states = _chains(key, energy, params, x, sampler, num_warmup)
-    return states, jnp.asarray(num_warmup)
+    def blank(self, observer: Observer, states: Any) -> Any:
+        """Create an empty memory for each chain."""
 
+        def seen(key, state):
+            state, info = self.sampler.step(key, self.model, state)
+            return state.x, info
 
-@partial(jax.jit, static_argnums=(1, 4, 5))
-def _go_on(key, energy, params, sampler, thin, num_draws, states, step):
-    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
-    chains = _Chains(keys, sampler, potential(energy, params))
-    return _drawn(chains, states, step, num_draws, thin)
+        def one(key, state):
+            x, info = jax.eval_shape(seen, key, state)
+            return observer.start(x, info)
 
+        return each(one)(self._keys(states), states)
 
-def _drawn(chains, states, step, num_draws, thin):
-    def draw(states, number):
-        states, info = chains.advance(states, thin, step + number * thin)
-        return states, (states.x, info)
-
-    states, kept = jax.lax.scan(draw, states, jnp.arange(num_draws))
-    draws, info = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), kept)
-    return Draws(draws, info, states, step + num_draws * thin)
-
-
-@partial(jax.jit, static_argnums=1)
-def _warm(key, energy, params, sampler, states, step, count):
-    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
-    chains = _Chains(keys, sampler, potential(energy, params))
-    return chains.advance(states, count, step)[0], step + count
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def _nothing(energy, params, sampler, statistic, states):
-    def seen(state):
-        key = jax.random.key(0)
-        _, info = sampler.step(key, potential(energy, params), state)
-        return _observed(statistic, state.x), info
-
-    def nothing(state):
-        shapes = jax.eval_shape(seen, state)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    values, info = each(nothing)(states)
-    return Running(jnp.zeros((), int), values, values, info)
-
-
-def _observed(statistic, x):
-    return jax.tree.map(floating, statistic(x))
-
-
-@partial(jax.jit, static_argnums=(1, 4, 5))
-def _add(
-    key, energy, params, sampler, statistic, thin, num_draws, running, states, step
-):
-    keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
-    chains = _Chains(keys, sampler, potential(energy, params))
-
-    def add(number, carry):
-        states, (count, mean, spread, info) = carry
-        states, new = chains.advance(states, thin, step + number * thin)
-        values = jax.vmap(partial(_observed, statistic))(states.x)
-        count = count + 1
-        # Welford: sums of squares of what is far from zero would lose its digits.
-        change = jax.tree.map(jnp.subtract, values, mean)
-        mean = jax.tree.map(lambda m, c: m + c / count, mean, change)
-        spread = jax.tree.map(
-            lambda s, c, v, m: s + c * (v - m), spread, change, values, mean
+    def _move(self, key, state, num_steps, first):
+        return move(
+            key, self.sampler, self.model, state, num_steps=num_steps, first=first
         )
-        info = jax.tree.map(lambda i, n: i + (n - i) / count, info, new)
-        return states, Running(count, mean, spread, info)
 
-    states, running = jax.lax.fori_loop(0, num_draws, add, (states, running))
-    return running, states, step + num_draws * thin
+    def _keys(self, rows):
+        return jax.random.split(self.key, len(jax.tree.leaves(rows)[0]))
+
+
+class _Run(NamedTuple):
+    """State of a run."""
+
+    states: Any
+    """States of the sampler, leaves `(chain, ...)`."""
+    step: Array
+    """Number of steps that every chain has taken."""
+    made: Array
+    """Number of draws made."""
+    before: Array
+    """Number of draws made before the last piece."""
+    memory: Any
+    """What the observer remembers of each chain."""
 
 
 @jax.jit
-def _over_chains(running, states, step):
-    def of_leaf(mean, spread):
+def _begin(chains, observer, x):
+    return _continue(chains, observer, chains.start(x), jnp.zeros((), int))
+
+
+@jax.jit
+def _continue(chains, observer, states, step):
+    zero = jnp.zeros((), int)
+    return _Run(states, step, zero, zero, chains.blank(observer, states))
+
+
+def _advance(chains, observer, observe, num_draws, total, num_warmup, now, limit):
+    """Take at most `limit` steps of the warm-up, or make at most so many draws."""
+    if limit is None:
+        return observe(chains, observer, now, num_warmup, num_draws)
+    if int(now.step) < num_warmup and not int(now.made):
+        return _warm(chains, now, min(limit, num_warmup - int(now.step)))
+    return observe(chains, observer, now, 0, min(limit, total - int(now.made)))
+
+
+@jax.jit
+def _warm(chains, now, num_steps):
+    states = chains.move(now.states, num_steps, now.step)
+    return now._replace(states=states, step=now.step + num_steps)
+
+
+def _observed(chains, observer, now, num_warmup, num_draws):
+    """Take `num_warmup` steps and then make `num_draws` draws."""
+    if num_warmup:
+        now = _warm(chains, now, num_warmup)
+
+    def draw(number, carry):
+        states, memory = carry
+        first = now.step + number * chains.thin
+        return chains.observe(observer, states, memory, first, now.made + number)
+
+    carry = (now.states, now.memory)
+    states, memory = jax.lax.fori_loop(0, num_draws, draw, carry)
+    step = now.step + num_draws * chains.thin
+    return _Run(states, step, now.made + num_draws, now.made, memory)
+
+
+_draw = partial(jax.jit, static_argnums=(3, 4))(_observed)
+"""Counts are static, so that derivatives can be taken in reverse mode."""
+_add = partial(jax.jit, static_argnums=3)(_observed)
+
+
+def _draws(now, made=None):
+    """Return the draws made so far, all of them if `made` is None."""
+    x, info = now.memory
+    if made is not None:
+        x, info = jax.tree.map(lambda leaf: leaf[:, :made], (x, info))
+    return Draws(x, info, now.states, now.step)
+
+
+def _newest(now):
+    """Return the draws of the last piece; None while the chains warm up."""
+    count = int(now.made) - int(now.before)
+    if not count:
+        return None
+    x, info = _cut(now.memory, now.before, count)
+    return Draws(x, info, now.states, now.step)
+
+
+@partial(jax.jit, static_argnums=2)
+def _cut(memory, first, count):
+    def cut(leaf):
+        return jax.lax.dynamic_slice_in_dim(leaf, first, count, axis=1)
+
+    return jax.tree.map(cut, memory)
+
+
+@jax.jit
+def _means(now):
+    def of_leaf(mean, squares):
         overall = mean.mean(0)
         stderr = mean.std(0, ddof=1) / jnp.sqrt(len(mean))
-        return overall, stderr, spread.mean(0) / running.num_draws + mean.var(0)
+        return overall, stderr, squares.mean(0) / now.made + mean.var(0)
 
+    running = Running(now.made, *now.memory)
     form = jax.tree.structure(running.mean)
     leaves = zip(
         jax.tree.leaves(running.mean), jax.tree.leaves(running.spread), strict=True
     )
     parts = [of_leaf(*pair) for pair in leaves]
     mean, stderr, variance = (form.unflatten(part) for part in zip(*parts, strict=True))
-    return Means(mean, stderr, variance, running.info, states, step, running)
+    return Means(mean, stderr, variance, running.info, now.states, now.step, running)
+
+
+def _itself(run):
+    return run

@@ -18,20 +18,21 @@ Reference: Hukushima and Nemoto, J. Phys. Soc. Jpn. 65, 1604 (1996); Syed et al.
 84, 321 (2022), for the alternation.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from probjax.forwarding import ForwardingSampler
 from probjax.potential import Potential
 from probjax.types import (
     Array,
     Float,
+    Info,
     PRNGKeyArray,
     Sampler,
-    Scalar,
     State,
     is_concrete,
     recipe,
@@ -49,19 +50,8 @@ class TemperedState(NamedTuple):
     """Whether the next step tries the pairs (1, 2), (3, 4), ... and not the others."""
 
 
-class TemperedInfo(NamedTuple):
-    """What a step of the ladder tells of itself."""
-
-    accept: Scalar
-    """The share of proposals that were accepted at beta 1, swaps apart."""
-    swap: Float[Array, " pair"]
-    """The probability of neighbouring rungs to swap; 0 where that was not tried."""
-    tried: Float[Array, " pair"]
-    """1 where it was tried, else 0: means of `swap` are to be divided by its means."""
-
-
 @recipe
-class Tempered:
+class Tempered(ForwardingSampler):
     """A step of `sampler` on every rung of the ladder `betas`, and swaps between them.
 
     Args:
@@ -80,7 +70,19 @@ class Tempered:
 
     sampler: Sampler
     betas: Float[Array, " rung"]
-    resumable: ClassVar[bool] = False
+
+    @property
+    def resumable(self) -> bool:
+        """False: the replicas at other temperatures cannot be drawn again."""
+        return False
+
+    @property
+    def target_acceptance(self) -> None:
+        """None: one step size cannot suit all temperatures."""
+        return None
+
+    def cached_terms(self, state: TemperedState) -> None:
+        return None
 
     def prepare(self, potential: Potential, x: State) -> State:
         if is_concrete(self.betas):
@@ -97,7 +99,7 @@ class Tempered:
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: TemperedState
-    ) -> tuple[TemperedState, TemperedInfo]:
+    ) -> tuple[TemperedState, Info]:
         def move(key, beta, replica):
             return self.sampler.step(key, _at(beta, potential), replica)
 
@@ -112,7 +114,7 @@ class Tempered:
         order = swapped(swaps)
         replicas = jax.tree.map(lambda leaf: leaf[order], replicas)
         x = jax.tree.map(lambda leaf: leaf[0], replicas.x)
-        info = TemperedInfo(infos.accept[0], chances, tried.astype(chances.dtype))
+        info = Info(infos.accept[0], swap=chances, tried=tried.astype(chances.dtype))
         return TemperedState(x, replicas, ~state.odd), info
 
     def _ladder(self, potential):
@@ -141,7 +143,7 @@ def swapped(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:
     return jnp.arange(len(swaps) + 1) + jnp.pad(swaps, (0, 1)) - jnp.pad(swaps, (1, 0))
 
 
-def swap_rates(info: TemperedInfo) -> Float[Array, " pair"]:
+def swap_rates(info: Info) -> Float[Array, " pair"]:
     """The mean probability of a swap, over all steps that tried it, of every pair.
 
     Args:
@@ -149,9 +151,11 @@ def swap_rates(info: TemperedInfo) -> Float[Array, " pair"]:
             that was never tried has no rate: NaN.
 
     >>> swap, tried = jnp.array([[0.5, 0.0], [0.0, 0.25]]), jnp.eye(2)  # of two steps
-    >>> swap_rates(TemperedInfo(jnp.ones(2), swap, tried)).tolist()
+    >>> swap_rates(Info(jnp.ones(2), swap=swap, tried=tried)).tolist()
     [0.5, 0.25]
     """
+    if info.swap is None or info.tried is None:
+        raise ValueError("info must be that of Tempered, got one without swaps")
     axes = tuple(range(info.swap.ndim - 1))
     return info.swap.sum(axes) / info.tried.sum(axes)
 

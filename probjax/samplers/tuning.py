@@ -13,10 +13,9 @@ Reference: Hoffman and Gelman, JMLR 15, 1593 (2014); Nesterov, Math. Program. 12
 (2009); windows after Stan's reference manual.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import num_sites
 from probjax.data import as_data, num_rows
+from probjax.driver import driver
 from probjax.potential import check_energy, potential
 from probjax.types import (
     Array,
@@ -32,9 +32,11 @@ from probjax.types import (
     Energy,
     Params,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     check_count,
+    check_role,
     float_dtype,
     floating,
 )
@@ -47,6 +49,8 @@ GAMMA, KAPPA, DELAY = 0.5, 0.75, 10
 class Spread(NamedTuple):
     """How a metric is made of the draws of a stage."""
 
+    form: Literal["lengths", "matrix"]
+    """Form of the metric, one of `Sampler.metrics`."""
     square: Callable[[Array], Array]
     """What is averaged, of how far a draw is from the mean."""
     metric: Callable[[Array], Array]
@@ -59,9 +63,9 @@ def _outer(away):
     return jnp.outer(away, away)
 
 
-LENGTHS = Spread(jnp.square, jnp.sqrt, jnp.ones)
+LENGTHS = Spread("lengths", jnp.square, jnp.sqrt, jnp.ones)
 """One length for each coordinate: their standard deviations."""
-MATRIX = Spread(_outer, jnp.linalg.cholesky, jnp.eye)
+MATRIX = Spread("matrix", _outer, jnp.linalg.cholesky, jnp.eye)
 """A matrix A with AA' the covariance, for coordinates that hang together."""
 
 
@@ -76,15 +80,16 @@ class Tuned(NamedTuple):
     """The mean acceptance in the last stage."""
 
 
+@driver
 def tune(
     key: PRNGKeyArray,
     energy: Energy,
     params: Params,
     x: State,
     *,
-    sampler: Any,
+    sampler: Sampler,
     num_steps: int = 1000,
-    target: float = 0.8,
+    target: float | None = None,
     spread: Spread | None = LENGTHS,
 ) -> Tuned:
     """Find the step size, and the metric, of a sampler by running it.
@@ -92,22 +97,28 @@ def tune(
     Args:
         x: starting states with a leading axis of chains; the more there are, the
             sooner their spread is known.
-        sampler: one with a `step_size` and a `metric`, as `HMC`, which begin as given.
-        num_steps: steps to take in all.
-        target: the mean acceptance to come to.
-        spread: `LENGTHS`, `MATRIX`, or None to leave the metric as it is.
+        sampler: a sampler with a `target_acceptance`, such as `HMC`; its step size and
+            metric are the first to be tried.
+        num_steps: total number of steps.
+        target: mean acceptance to reach; None for the sampler's `target_acceptance`.
+        spread: `LENGTHS`, `MATRIX`, or None to leave the metric as it is. A sampler
+            without a metric has only its step size adapted.
 
     >>> from probjax import HMC, Gaussian
     >>> target, x = Gaussian(2, scale=10.0), jnp.zeros((50, 2))
     >>> args = jax.random.key(0), Gaussian.energy, target, x
     >>> found = tune(*args, sampler=HMC(1.0), num_steps=320, spread=None)
-    >>> bool(abs(found.accept - 0.8) < 0.1), bool(found.sampler.step_size > 5)
+    >>> bool(abs(found.accept - 0.9) < 0.1), bool(found.sampler.step_size > 5)
     (True, True)
     """
-    if not (hasattr(sampler, "step_size") and hasattr(sampler, "metric")):
+    check_role("sampler", sampler, Sampler, "HMC(0.1)")
+    if sampler.target_acceptance is None:
         raise ValueError(
-            f"tune is for samplers with a step_size and a metric, as HMC, got {sampler}"
+            "sampler must have a target_acceptance to be tuned to, as HMC has, got "
+            f"{sampler}"
         )
+    target = sampler.target_acceptance if target is None else target
+    spread = spread if sampler.metrics else None
     check_count("num_steps", num_steps, least=10 * 2**NUM_STAGES)
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")
@@ -116,11 +127,10 @@ def tune(
     x = sampler.prepare(potential(energy, params), x)
     size, kind = num_sites(x), float_dtype(x)
     # Of the type that stages return: a plain number would compile the first one twice.
-    step_size = jnp.asarray(sampler.step_size, kind)
-    sampler = dataclasses.replace(sampler, step_size=step_size)
+    metric = None
     if spread is not None and sampler.metric is None:
         metric = spread.metric(spread.unit(size)).astype(kind)
-        sampler = dataclasses.replace(sampler, metric=metric)
+    sampler = sampler.adapted(jnp.asarray(sampler.step_size, kind), metric)
     accept = jnp.asarray(jnp.nan)
     for stage, count in enumerate(_stage_lengths(num_steps)):
         last = stage == NUM_STAGES - 1
@@ -165,10 +175,10 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
 
     def step(number, carry):
         states, averaging, moments = carry
-        current = dataclasses.replace(sampler, step_size=jnp.exp(averaging.log_step))
+        current = sampler.adapted(jnp.exp(averaging.log_step))
         now = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
         states, info = jax.vmap(current.step, (0, None, 0))(now, model, states)
-        averaging = _follow(first, averaging, info.chance.mean(), target)
+        averaging = _follow(first, averaging, info.acceptance.mean(), target)
         if spread is not None:
             moments = _merged(spread, moments, _moments(spread, states.x))
         return states, averaging, moments
@@ -184,12 +194,12 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
     count = jnp.asarray(num_steps, int)
     carry = (states, averaging, moments)
     states, averaging, moments = jax.lax.fori_loop(0, count, step, carry)
-    found = dataclasses.replace(sampler, step_size=jnp.exp(averaging.mean_log_step))
+    metric = None
     if spread is not None:
         metric = spread.metric(_shrunk(spread, moments)).astype(kind)
         moved = averaging.accept > target / 2
         metric = jnp.where(moved, metric, sampler.metric)
-        found = dataclasses.replace(found, metric=metric)
+    found = sampler.adapted(jnp.exp(averaging.mean_log_step), metric)
     return found, states.x, averaging.accept
 
 

@@ -24,9 +24,9 @@ from probjax.models.hopfield.network import (
     to_ising,
 )
 from probjax.models.hopfield.rules import (
+    AllStored,
     Learned,
     NotStorableWarning,
-    all_stored,
     flow,
     flow_step,
     log_flow,
@@ -48,7 +48,7 @@ __all__ = [
     "NotStorableWarning",
     "Params",
     "Recall",
-    "all_stored",
+    "AllStored",
     "checked",
     "energy",
     "flip_gaps",

@@ -30,7 +30,7 @@ import numpy as np
 
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.fitting import ConvergenceWarning, Progress, fit
+from probjax.fitting import ConvergenceWarning, fit
 from probjax.models.hopfield.network import (
     Params,
     energy,
@@ -38,6 +38,7 @@ from probjax.models.hopfield.network import (
     is_fixed,
 )
 from probjax.objectives.flow import MPF
+from probjax.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,
@@ -49,6 +50,7 @@ from probjax.types import (
     Scalar,
     check_count,
     is_concrete,
+    recipe,
 )
 
 
@@ -210,25 +212,28 @@ def flow(
             Data(x, weights),
             penalty=penalty,
             steps_per_round=max_steps,
-            stop=all_stored,
+            stop=AnyOf((AllStored(), GradientNorm())),
         )
     count = jnp.sum(~jnp.isnan(found.losses))
     return _learned(found.params, x, weights, count)
 
 
-def all_stored(progress: Progress, data: Data) -> Array:
-    """A `stop` for `fit`: every flip of every pattern raises the energy.
+@recipe
+class AllStored(StoppingRule):
+    """Stopping rule for `fit`: every flip of every pattern raises the energy.
 
     >>> patterns = jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]])
     >>> start = Params(jnp.zeros((4, 4)), jnp.zeros(4))
     >>> data, key = Data(patterns, jnp.ones(2)), jax.random.key(0)
-    >>> found = fit(key, MPF(energy), start, data, stop=all_stored)
+    >>> found = fit(key, MPF(energy), start, data, stop=AllStored())
     >>> is_fixed(found.params, patterns).tolist()
     [True, True]
     """
-    gaps = jax.vmap(flip_gaps, (None, 0))(progress.params, data.x)
-    rows = jnp.all(gaps < 0, axis=1)
-    return jnp.all(rows if data.weights is None else rows | (data.weights == 0))
+
+    def is_met(self, progress: Progress, data: Data) -> Array:
+        gaps = jax.vmap(flip_gaps, (None, 0))(progress.params, data.x)
+        rows = jnp.all(gaps < 0, axis=1)
+        return jnp.all(rows if data.weights is None else rows | (data.weights == 0))
 
 
 def log_flow(params: Params, patterns: ArrayLike | Data) -> Scalar:

@@ -8,7 +8,7 @@ Given one layer the units of the other are independent, so a step redraws whole 
 W'x + c, which are what a step costs.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.annealing.base_discrete import Bernoulli
 from probjax.annealing.base_fits import fit_bernoulli, with_one_more
+from probjax.annealing.path import Ends, Path
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, mean_of_observed
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
@@ -24,12 +25,12 @@ from probjax.samplers.lazily import together
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
-    Energy,
+    Domain,
     Float,
     Info,
     PRNGKeyArray,
+    Sampler,
     Scalar,
     State,
     recipe,
@@ -95,7 +96,7 @@ class BlockState(NamedTuple):
 
 
 @recipe
-class BlockGibbs:
+class BlockGibbs(Sampler):
     """One step redraws all hidden units given the visible ones, and then those.
 
     That is reversible at weight 1 of the energy. At weight w, as on the rungs of
@@ -109,6 +110,10 @@ class BlockGibbs:
     >>> draws.x.shape, draws.x.mean((0, 1)).tolist()
     ((3, 4, 2), [1.0, 0.0])
     """
+
+    @property
+    def domain(self) -> Domain:
+        return "bits"
 
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
@@ -143,7 +148,7 @@ class BlockGibbs:
 
 
 @recipe
-class Growth:
+class Growth(Path):
     """The way of annealing from independent units to a machine.
 
     Biases move and weights grow from 0, with a and d at the start:
@@ -161,36 +166,32 @@ class Growth:
 
     >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
     >>> path, x = Growth(visible=jnp.zeros(2)), jnp.array([0.0, 1.0])
-    >>> end = path.model(energy, params, Bernoulli(2), jnp.array(1.0))
+    >>> end = path.potential(Ends(energy, params, Bernoulli(2)), jnp.array(1.0))
     >>> bool(jnp.allclose(end(x), energy(params, x)))
     True
     """
 
     visible: Float[Array, " visible"]
     hidden: Float[Array, " hidden"] | None = None
-    lasting: ClassVar[bool] = True
 
-    def model(
-        self, energy: Energy, params: Params, base: Base, beta: Scalar
-    ) -> Potential:
-        _check_energy("Growth", energy)
-        return potential(grown_energy, self._machine(params, beta))
+    @property
+    def keeps_terms(self) -> bool:
+        return True
 
-    def first(self, energy: Energy, params: Params, base: Base, x: State) -> Scalar:
-        free = jnp.sum(jax.nn.softplus(self._hidden(params)))
-        return base.energy(x) + self.visible @ x + free
+    def potential(self, ends: Ends, beta: Scalar) -> Potential:
+        _check_energy("Growth", ends.energy)
+        return potential(grown_energy, self._machine(ends.params, beta))
 
-    def fall(
-        self,
-        energy: Energy,
-        params: Params,
-        base: Base,
-        state: Any,
-        here: Scalar,
-        there: Scalar,
+    def offset(self, ends: Ends, x: State) -> Scalar:
+        free = jnp.sum(jax.nn.softplus(self._hidden(ends.params)))
+        return ends.base.energy(x) + self.visible @ x + free
+
+    def increment(
+        self, ends: Ends, sampler: Sampler, state: Any, here: Scalar, there: Scalar
     ) -> Scalar:
-        whole = getattr(state, "field", None)
-        whole = _state(params, state.x).field if whole is None else whole
+        params = ends.params
+        cached = isinstance(state, BlockState)
+        whole = state.field if cached else _state(params, state.x).field
         tilt = (params.visible_bias - self.visible) @ state.x
         now = self._machine(params, here).field(whole)
         rise = (there - here) * (whole - self._hidden(params))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from probjax.data import as_data, mean_of_observed, refuse_mask
 from probjax.models.rbm.machine import Params, hidden_means
-from probjax.types import Array, ArrayLike, Data, Float, floating, recipe
+from probjax.types import Array, ArrayLike, Chart, Data, Float, floating, recipe
 
 
 def weights_only(params: Params) -> Params:
@@ -38,7 +38,7 @@ def weights_only(params: Params) -> Params:
 
 
 @recipe
-class Centred:
+class Centred(Chart):
     """Coordinates of a machine over units less the given means: see the module.
 
     >>> chart = Centred(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))

@@ -1,0 +1,107 @@
+"""Distributions between a base and a target, and the sampler that moves along them.
+
+A pilot run and the run itself both move particles from one distribution of a `Bridge`
+to the next: at b_k a particle takes a step of the sampler, and its increment is
+E_(b_k)(x) - E_(b_k+1)(x).
+"""
+
+from typing import Any
+
+from probjax import random
+from probjax.annealing.path import Ends, Path
+from probjax.devices import each
+from probjax.potential import potential
+from probjax.types import (
+    Array,
+    Base,
+    Energy,
+    Float,
+    Info,
+    Params,
+    PRNGKeyArray,
+    Sampler,
+    Scalar,
+    State,
+    recipe,
+    static,
+)
+
+
+@recipe
+class Bridge:
+    """A path from a base to a target with the sampler that moves particles along it."""
+
+    energy: Energy = static()
+    axes: Any = static()
+    """Axes of `params` along which every particle has its own, as for `vmap`."""
+    params: Params
+    base: Base
+    path: Path
+    sampler: Sampler
+
+    def ends(self, params: Params) -> Ends:
+        """Return the ends of the path of one particle."""
+        return Ends(self.energy, params, self.base)
+
+    def draw(self, keys: PRNGKeyArray) -> State:
+        """Draw particles from the base."""
+        return self.prepare(each(self.base.sample)(keys))
+
+    def prepare(self, x: State) -> State:
+        """Check particles, and return them as the sampler takes them."""
+        return self.sampler.prepare(potential(type(self.base).energy, self.base), x)
+
+    def start(
+        self, keys: PRNGKeyArray, x: State, sampler: Sampler, beta: Scalar
+    ) -> Any:
+        """Create the sampler's states at `beta`."""
+
+        def one(key, params, x):
+            model = self.path.potential(self.ends(params), beta)
+            # Steps are numbered from below this number.
+            return sampler.init(random.fold_in(key, 2**31 - 1), model, x)
+
+        return each(one, (0, self.axes, 0))(keys, self.params, x)
+
+    def increments(
+        self, states: Any, sampler: Sampler, here: Scalar, there: Scalar
+    ) -> Float[Array, " particle"]:
+        """Compute E_here(x) - E_there(x) of all particles."""
+
+        def one(state, params):
+            ends = self.ends(params)
+            return self.path.increment(ends, sampler, state, here, there)
+
+        return each(one, (0, self.axes))(states, self.params)
+
+    def offsets(self, x: State) -> Float[Array, " particle"]:
+        """Compute base.energy(x) - E_0(x) of all particles."""
+
+        def one(x, params):
+            return self.path.offset(self.ends(params), x)
+
+        return each(one, (0, self.axes))(x, self.params)
+
+    def step(
+        self,
+        keys: PRNGKeyArray,
+        number: Array,
+        states: Any,
+        sampler: Sampler,
+        here: Scalar,
+        there: Scalar,
+    ) -> tuple[Any, Info, Float[Array, " particle"]]:
+        """Move all particles at `here`, and compute their increments to `there`."""
+
+        def one(key, params, state):
+            ends = self.ends(params)
+            model = self.path.potential(ends, here)
+            step_key = random.fold_in(key, number)
+            if not self.path.keeps_terms:
+                init_key, step_key = random.split(step_key)
+                state = sampler.init(init_key, model, state.x)
+            state, info = sampler.step(step_key, model, state)
+            increment = self.path.increment(ends, sampler, state, here, there)
+            return state, info, increment
+
+        return each(one, (0, self.axes, 0))(keys, self.params, states)

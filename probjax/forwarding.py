@@ -1,0 +1,114 @@
+"""Forwarding classes: wrappers around an objective or a sampler inherit from them.
+
+Each delegates every member of its interface to the object within, so that a wrapper
+overrides only what it changes, and nothing that the object within declares is hidden
+behind a default. A test compares the members of both.
+"""
+
+import dataclasses
+from typing import Any, Literal, Self
+
+from probjax.types import (
+    Array,
+    Context,
+    Data,
+    Domain,
+    Float,
+    Info,
+    Objective,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    Sampler,
+    Scalar,
+    State,
+)
+
+
+class ForwardingObjective(Objective):
+    """Objective that behaves as `objective`."""
+
+    objective: Objective
+
+    def prepare(self, params: Params, data: Data) -> Data:
+        return self.objective.prepare(params, data)
+
+    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
+        return self.objective.init(key, params, data)
+
+    def refresh(
+        self, key: PRNGKeyArray, params: Params, data: Data, context: Context
+    ) -> Context:
+        return self.objective.refresh(key, params, data, context)
+
+    def row(self, params: Params, x: State, context: PyTree) -> Scalar:
+        return self.objective.row(params, x, context)
+
+    def rest(self, params: Params, shared: PyTree) -> Scalar:
+        return self.objective.rest(params, shared)
+
+    def reduce(self, values: Array, weights: Array) -> Scalar:
+        return self.objective.reduce(values, weights)
+
+    @property
+    def has_value(self) -> bool:
+        return self.objective.has_value
+
+    @property
+    def couples_rows(self) -> bool:
+        return self.objective.couples_rows
+
+    def unbounded(self, params: Params, data: Data) -> str:
+        return self.objective.unbounded(params, data)
+
+    def statistic(self, params: Params, x: State) -> Float[Array, " statistic"]:
+        return self.objective.statistic(params, x)
+
+    def of_mean(self, mean: Float[Array, " statistic"]) -> Scalar:
+        return self.objective.of_mean(mean)
+
+
+class ForwardingSampler(Sampler):
+    """Sampler that behaves as `sampler`."""
+
+    sampler: Sampler
+
+    def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any:
+        return self.sampler.init(key, potential, x)
+
+    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Info]:
+        return self.sampler.step(key, potential, state)
+
+    def prepare(self, potential: Any, x: State) -> State:
+        return self.sampler.prepare(potential, x)
+
+    @property
+    def domain(self) -> Domain:
+        return self.sampler.domain
+
+    @property
+    def resumable(self) -> bool:
+        return self.sampler.resumable
+
+    def cached_terms(self, state: Any) -> Float[Array, " term"] | None:
+        return self.sampler.cached_terms(state)
+
+    @property
+    def target_acceptance(self) -> float | None:
+        return self.sampler.target_acceptance
+
+    @property
+    def step_size(self) -> Any:
+        return self.sampler.step_size
+
+    @property
+    def metric(self) -> Array | None:
+        return self.sampler.metric
+
+    @property
+    def metrics(self) -> tuple[Literal["lengths", "matrix"], ...]:
+        return self.sampler.metrics
+
+    def adapted(self, step_size: Scalar, metric: Array | None = None) -> Self:
+        within = self.sampler.adapted(step_size, metric)
+        return dataclasses.replace(self, sampler=within)  # pyright: ignore

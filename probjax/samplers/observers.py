@@ -1,0 +1,92 @@
+"""Observers: what is remembered of a chain while it runs.
+
+An observer sees one chain, draw after draw. `Store` remembers every draw, `Average` the
+running mean and variance of a statistic.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from probjax.types import Array, Info, PyTree, State, floating, recipe, static
+
+
+class Observer(ABC):
+    """What is remembered of one chain."""
+
+    @abstractmethod
+    def start(self, x: State, info: Info) -> Any:
+        """Return an empty memory for draws and reports like `x` and `info`."""
+
+    @abstractmethod
+    def add(self, memory: Any, number: Array, x: State, info: Info) -> Any:
+        """Return the memory with draw `number`, counted from 0, added."""
+
+
+class Stored(NamedTuple):
+    """Draws of one chain, with zeros where none has been made yet."""
+
+    x: State
+    """States, leaves `(draw, ...)`."""
+    info: Info
+    """Mean reports of the steps between draws, leaves `(draw,)`."""
+
+
+@recipe
+class Store(Observer):
+    """Remember `num_draws` draws."""
+
+    num_draws: int = static()
+
+    def start(self, x: State, info: Info) -> Stored:
+        def room(leaf):
+            return jnp.zeros((self.num_draws, *leaf.shape), leaf.dtype)
+
+        return jax.tree.map(room, Stored(x, info))
+
+    def add(self, memory: Stored, number: Array, x: State, info: Info) -> Stored:
+        def put(room, new):
+            return jax.lax.dynamic_update_index_in_dim(room, new, number, axis=0)
+
+        return jax.tree.map(put, memory, Stored(x, info))
+
+
+class Averaged(NamedTuple):
+    """Running moments of a statistic along one chain."""
+
+    mean: PyTree
+    """Mean of the statistic."""
+    squares: PyTree
+    """Sum of the squared differences from the mean."""
+    info: Info
+    """Mean report of the steps."""
+
+
+@recipe
+class Average(Observer):
+    """Remember the mean and the variance of `statistic(x)`."""
+
+    statistic: Callable[[State], PyTree] = static()
+
+    def start(self, x: State, info: Info) -> Averaged:
+        values = jax.eval_shape(self._values, x)
+        nothing = Averaged(values, values, info)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+
+    def add(self, memory: Averaged, number: Array, x: State, info: Info) -> Averaged:
+        mean, squares, mean_info = memory
+        values, count = self._values(x), number + 1
+        # Welford: sums of squares of what is far from zero would lose its digits.
+        change = jax.tree.map(jnp.subtract, values, mean)
+        mean = jax.tree.map(lambda m, c: m + c / count, mean, change)
+        squares = jax.tree.map(
+            lambda s, c, v, m: s + c * (v - m), squares, change, values, mean
+        )
+        mean_info = jax.tree.map(lambda i, n: i + (n - i) / count, mean_info, info)
+        return Averaged(mean, squares, mean_info)
+
+    def _values(self, x):
+        return jax.tree.map(floating, self.statistic(x))

@@ -1,0 +1,162 @@
+"""Stopping rules: when descent has come far enough.
+
+    GradientNorm:    max_i |dL/dtheta_i| < tolerance
+
+A rule is a recipe, evaluated inside the compiled fit after every step. A rule of one's
+own inherits from `StoppingRule`:
+
+    @probjax.recipe
+    class AfterSteps(probjax.StoppingRule):
+        most: int
+
+        def is_met(self, progress, data):
+            return progress.step >= self.most
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from probjax.types import (
+    Array,
+    Data,
+    Params,
+    PyTree,
+    Scalar,
+    float_dtype,
+    is_concrete,
+    recipe,
+)
+
+
+class Progress(NamedTuple):
+    """State of a fit, as stopping rules and callbacks receive it."""
+
+    round: Array
+    """Number of the current round, counted from 0."""
+    step: Array
+    """Number of steps taken in all rounds."""
+    loss: Scalar
+    """The loss at `params` (for an optax optimizer, before its last update)."""
+    gradient_norm: Scalar
+    """The largest absolute entry of the loss's gradient in the parameters."""
+    params: Params
+    """The parameters."""
+    shared: PyTree
+    """The part of the objective's context that belongs to no row, such as particles."""
+
+
+class StoppingRule(ABC):
+    """Rule that says when descent has come far enough.
+
+    >>> import jax
+    >>> from probjax import ScoreMatching, fit
+    >>> def energy(precision, x):
+    ...     return precision * jnp.sum(x**2) / 2
+    >>> @recipe
+    ... class AfterSteps(StoppingRule):
+    ...     most: int
+    ...     def is_met(self, progress, data):
+    ...         return progress.step >= self.most
+    >>> args = jax.random.key(0), ScoreMatching(energy), 10.0, jnp.array([[0.5], [2.0]])
+    >>> len(fit(*args, stop=AfterSteps(2)).losses)
+    2
+    """
+
+    @abstractmethod
+    def is_met(self, progress: Progress, data: Data) -> Array:
+        """Return whether to stop; traced, after every step."""
+
+    @property
+    def ends_fit(self) -> bool:
+        """Whether the rule ends the fit; if not, it ends the round."""
+        return True
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the rule has no meaning on minibatches, where it is never met."""
+        return False
+
+    def shortfall(self, progress: Progress) -> str:
+        """Describe how far a fit that ran out of steps is from meeting the rule."""
+        return "the stopping rule is not met"
+
+
+@recipe
+class GradientNorm(StoppingRule):
+    """End a round once the largest entry of the gradient is below `tolerance`.
+
+    Args:
+        tolerance: None for 1e-5 in float32 and 1e-8 in float64.
+
+    >>> import jax
+    >>> from probjax import ScoreMatching, fit
+    >>> def energy(mean, x):
+    ...     return jnp.sum((x - mean) ** 2) / 2
+    >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), jnp.eye(2)
+    >>> found = fit(*args, stop=GradientNorm(1e-3))
+    >>> bool(found.converged), bool(found.gradient_norm < 1e-3)
+    (True, True)
+    """
+
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        known = self.tolerance is not None and is_concrete(self.tolerance)
+        if known and self.tolerance < 0:  # pyright: ignore
+            raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
+
+    @property
+    def ends_fit(self) -> bool:
+        return False
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return True
+
+    def is_met(self, progress: Progress, data: Data) -> Array:
+        return progress.gradient_norm < self.limit(progress.params)
+
+    def limit(self, params: Params) -> Scalar | float:
+        """Return the tolerance for parameters of a precision."""
+        return default_tolerance(params) if self.tolerance is None else self.tolerance
+
+    def shortfall(self, progress: Progress) -> str:
+        return (
+            f"the gradient norm is {float(progress.gradient_norm):.2g}, above the "
+            f"tolerance {float(self.limit(progress.params)):.2g}"
+        )
+
+
+@recipe
+class AnyOf(StoppingRule):
+    """Stop as soon as one of several rules is met.
+
+    >>> rule = AnyOf((GradientNorm(1e-3), GradientNorm(1e-2)))
+    >>> progress = Progress(0, 5, 1.0, jnp.array(5e-3), params=1.0, shared=())
+    >>> bool(rule.is_met(progress, Data(jnp.zeros((1, 1)))))
+    True
+    """
+
+    rules: tuple[StoppingRule, ...]
+
+    @property
+    def ends_fit(self) -> bool:
+        return any(rule.ends_fit for rule in self.rules)
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return any(rule.needs_all_rows for rule in self.rules)
+
+    def is_met(self, progress: Progress, data: Data) -> Array:
+        met = [jnp.asarray(rule.is_met(progress, data)) for rule in self.rules]
+        return jnp.any(jnp.stack(met))
+
+    def shortfall(self, progress: Progress) -> str:
+        return " and ".join(rule.shortfall(progress) for rule in self.rules)
+
+
+def default_tolerance(params: Params) -> float:
+    """Return the gradient norm at which a fit ends by default."""
+    return 1e-8 if float_dtype(params) == jnp.float64 else 1e-5
