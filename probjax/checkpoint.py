@@ -32,7 +32,7 @@ from probjax.types import PyTree, is_concrete, recipe, static
 
 @recipe
 class Checkpoint:
-    """Where a run keeps its state: `fit(..., checkpoint=Checkpoint("fit.npz"))`.
+    """Where a run keeps its state: `fit(..., watch=Watch(checkpoint=Checkpoint("fit.npz")))`.
 
     The same call goes on from what the file holds, and returns at once if the run was
     at its end. To begin anew, remove it.
@@ -45,13 +45,13 @@ class Checkpoint:
             driver comes to the host, which is every `callback_every` steps.
 
     >>> import tempfile
-    >>> from probjax import ScoreMatching, fit
+    >>> from probjax import ScoreMatching, Watch, fit
     >>> def energy(mean, x):
     ...     return jnp.sum((x - mean) ** 2) / 2
     >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(1), 2 * jnp.eye(2, 1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpoint = Checkpoint(f"{folder}/fit.npz")
-    ...     first, again = (fit(*args, checkpoint=checkpoint) for _ in range(2))
+    ...     first, again = (fit(*args, watch=Watch(checkpoint=checkpoint)) for _ in range(2))
     >>> bool(first.params == again.params), bool(abs(first.params[0] - 1) < 1e-4)
     (True, True)
     """

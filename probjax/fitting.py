@@ -9,9 +9,10 @@ is a fixed function of the parameters, so line searches are sound. Rows, weights
 and minibatches are dealt with here, once, for every objective.
 """
 
+import dataclasses
 import warnings
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,29 +151,6 @@ def fit(
     [1.0, 3.0]
     """
     asked = dict(locals())
-    check_key(key)
-    check_role("objective", objective, Objective, "MPF(energy)")
-    check_role("stop", stop, StoppingRule, "GradientNorm(1e-5)")
-    _check_method(optimizer, penalty, chart, batch_size)
-    check_count("num_rounds", num_rounds)
-    check_count("steps_per_round", steps_per_round)
-    if chunk_size is not None:
-        check_count("chunk_size", chunk_size)
-    _check_params(params)
-    rows = _checked_rows(objective, params, data)
-    first = Data(*rows.first) if isinstance(rows, Surveyed) else rows
-    _check_batches(batch_size, rows, first)
-    _check_rounds(objective, first, optimizer, num_rounds)
-    if isinstance(rows, Surveyed):
-        check_context(key, objective, params, rows)
-    elif penalty is None and optimizer is None and not stop.ends_fit:
-        warn_of_unbounded(objective, params, rows)
-    # All numbers of one kind, so that knobs given otherwise are the same program.
-    params, objective, penalty, chart, stop = of_kind(
-        float_dtype(params), (params, objective, penalty, chart, stop)
-    )
-    if chart is not None:
-        _check_chart(chart, params)
     plan = Plan(
         objective=objective,
         penalty=penalty,
@@ -182,14 +160,29 @@ def fit(
         num_rounds=num_rounds,
         steps_per_round=steps_per_round,
         batch_size=batch_size,
-        chunk_size=chunk_size or default_chunk_size(first),
+        chunk_size=chunk_size,
     )
-    asked |= {"params": params, "data": rows, **vars(plan)}
-    return run(_job(plan, key, params, rows, asked, watch), watch)
+    return run(fit_job(key, plan, params, data, asked, watch), watch)
 
 
-def _job(plan, key, params, rows, asked, watch):
-    """Describe a fit to the driver."""
+def fit_job(
+    key: PRNGKeyArray,
+    plan: Plan,
+    params: Params,
+    data: PyTree | Data | Blocks,
+    asked: dict[str, Any],
+    watch: Watch | None,
+    *,
+    is_last: bool = True,
+) -> Job:
+    """Check a fit, and describe it to the driver.
+
+    Args:
+        asked: arguments of the driver, by which a checkpoint is recognised.
+        is_last: whether the fit is meant to converge, so that it warns if it does not.
+    """
+    plan, params, rows = _checked(key, plan, params, data)
+    asked = {**asked, "params": params, "data": rows, **vars(plan)}
     if isinstance(rows, Surveyed):
         begin, advance = out_of_core(plan, key, params, rows)
         saved = watch is not None and watch.checkpoint is not None
@@ -205,9 +198,36 @@ def _job(plan, key, params, rows, asked, watch):
         advance=advance,
         is_over=lambda now: bool(is_over(plan, now)),
         report=progress,
-        finish=partial(_finish, plan),
+        finish=partial(_finish, plan, is_last),
         every=50,
     )
+
+
+def _checked(key, plan, params, data):
+    """Return a plan, parameters and rows in their final form, after all checks."""
+    check_key(key)
+    check_role("objective", plan.objective, Objective, "MPF(energy)")
+    check_role("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
+    _check_method(plan)
+    check_count("num_rounds", plan.num_rounds)
+    check_count("steps_per_round", plan.steps_per_round)
+    if plan.chunk_size is not None:
+        check_count("chunk_size", plan.chunk_size)
+    _check_params(params)
+    rows = _checked_rows(plan.objective, params, data)
+    first = Data(*rows.first) if isinstance(rows, Surveyed) else rows
+    _check_batches(plan, rows, first)
+    _check_rounds(plan, first)
+    if isinstance(rows, Surveyed):
+        check_context(key, plan.objective, params, rows)
+    elif plan.penalty is None and plan.optimizer is None and not plan.stop.ends_fit:
+        warn_of_unbounded(plan.objective, params, rows, stacklevel=7)
+    # All numbers of one kind, so that knobs given otherwise are the same program.
+    params, plan = of_kind(float_dtype(params), (params, plan))
+    if plan.chart is not None:
+        _check_chart(plan.chart, params)
+    size = plan.chunk_size or default_chunk_size(first)
+    return dataclasses.replace(plan, chunk_size=size), params, rows
 
 
 def _advanced(plan, key, params, data, now, every):
@@ -258,14 +278,14 @@ def _loss(key, objective, params, data, *, chunk_size):
     return value + objective.rest(params, context.shared)
 
 
-def _finish(plan, now, stopped):
+def _finish(plan, is_last, now, stopped):
     """Return the result of a fit, with a warning if it ended too early."""
     converged = now.met & jnp.isfinite(now.method.value)
     losses = now.losses
     if is_concrete(now):
         # Cut on the host: a slice of jax would be compiled for every length.
         losses = jax.device_put(on_host(losses)[: int(now.step)])
-        _warn_of_shortfall(plan, now, bool(converged) or stopped)
+        _warn_of_shortfall(plan, now, bool(converged) or stopped or not is_last)
     return Fit(
         params=now.params,
         loss=now.method.value,
@@ -322,15 +342,17 @@ class UnboundedWarning(UserWarning):
     """
 
 
-def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
-    """Warn if the objective knows parameters that these data leave without estimate."""
+def warn_of_unbounded(
+    objective: Objective, params: Params, data: Data, *, stacklevel: int = 5
+) -> None:
+    """Warn if the data do not determine all parameters of a built-in model."""
     if not is_concrete((params, data)):
         return
     with jax.ensure_compile_time_eval():
         trouble = objective.unbounded(params, data)
     if trouble:
         advice = "add a penalty, as penalty=L2(1e-4)"
-        warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=5)
+        warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=stacklevel)
 
 
 def _not_finite(now, value):
@@ -402,7 +424,8 @@ def _checked_rows(objective, params, data):
     return at_door(objective, params, data)
 
 
-def _check_method(optimizer, penalty, chart, batch_size):
+def _check_method(plan):
+    optimizer, penalty, chart = plan.optimizer, plan.penalty, plan.chart
     if penalty is not None:
         check_role("penalty", penalty, Penalty, "L2(1e-4)")
     if chart is not None:
@@ -411,7 +434,7 @@ def _check_method(optimizer, penalty, chart, batch_size):
         raise ValueError(
             f"optimizer must be made by optax, as optax.adam(1e-3), got {optimizer!r}"
         )
-    if batch_size is not None and optimizer is None:
+    if plan.batch_size is not None and optimizer is None:
         raise ValueError(
             "batch_size needs a first-order optimizer such as optax.adam(1e-3): the "
             "line searches of L-BFGS are not sound on changing batches"
@@ -429,7 +452,8 @@ def _check_method(optimizer, penalty, chart, batch_size):
         )
 
 
-def _check_batches(batch_size, rows, first):
+def _check_batches(plan, rows, first):
+    batch_size = plan.batch_size
     if batch_size is not None and not 1 <= batch_size <= num_rows(first):
         of_what = "rows of a block" if isinstance(rows, Surveyed) else "rows"
         raise ValueError(
@@ -438,17 +462,18 @@ def _check_batches(batch_size, rows, first):
         )
 
 
-def _check_rounds(objective, data, optimizer, num_rounds):
-    if num_rounds > 1:
+def _check_rounds(plan, data):
+    if plan.num_rounds > 1:
         return
     if data.mask is not None:
         raise ValueError(
             "masked data need several rounds, because missing entries are imputed once "
             "per round; try num_rounds=20"
         )
-    if optimizer is None and not objective.has_value:
+    if plan.optimizer is None and not plan.objective.has_value:
+        name = type(plan.objective).__name__
         raise ValueError(
-            f"{type(objective).__name__} needs many rounds: the states of the model "
-            "that it compares rows with are updated once per round, and would no "
-            "longer represent the model; try num_rounds=50 and a small steps_per_round"
+            f"{name} needs many rounds: the states of the model that it compares rows "
+            "with are updated once per round, and would no longer represent the model; "
+            "try num_rounds=50 and a small steps_per_round"
         )

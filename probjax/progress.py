@@ -78,7 +78,7 @@ def annealing_bar(
         num_steps: of the first run; of others, as those of `ais_until`, it is seen.
 
     >>> import io
-    >>> from probjax import Bernoulli, HeatBath, ais, ising
+    >>> from probjax import Bernoulli, HeatBath, Watch, ais, ising
     >>> file, flat = io.StringIO(), ising.from_matrix(jnp.zeros((2, 2)))
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
     >>> args = jax.random.key(0), ising.energy, flat, Bernoulli(2)

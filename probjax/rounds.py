@@ -50,7 +50,7 @@ class Plan:
     num_rounds: int = static()
     steps_per_round: int = static()
     batch_size: int | None = static()
-    chunk_size: int = static()
+    chunk_size: int | None = static()
 
 
 class Run(NamedTuple):

@@ -55,9 +55,13 @@ def loss_over_rows(
     data: Data,
     context: PyTree,
     *,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> tuple[Scalar, Params]:
-    """What `objective` makes of the rows, and its gradient in the parameters."""
+    """Compute the reduction of the rows, and its gradient in the parameters.
+
+    `chunk_size` is the number of rows evaluated at a time; None for all.
+    """
+    chunk_size = chunk_size or num_rows(data)
     weights = data.weights
     if weights is None:
         weights = jnp.ones(num_rows(data), float_dtype(params))

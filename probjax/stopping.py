@@ -94,7 +94,8 @@ class GradientNorm(StoppingRule):
     >>> from probjax import ScoreMatching, fit
     >>> def energy(mean, x):
     ...     return jnp.sum((x - mean) ** 2) / 2
-    >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), jnp.eye(2)
+    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])
+    >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows
     >>> found = fit(*args, stop=GradientNorm(1e-3))
     >>> bool(found.converged), bool(found.gradient_norm < 1e-3)
     (True, True)

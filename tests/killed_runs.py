@@ -39,9 +39,7 @@ def anneal(callback, checkpoint):
         num_steps=4000,
         pilot=None,
         resample_below=0.5,
-        callback=callback,
-        callback_every=5,
-        checkpoint=checkpoint,
+        watch=Watch(callback, every=5, checkpoint=checkpoint),
     )
 
 
@@ -54,9 +52,7 @@ def learn(callback, checkpoint):
         rows,
         num_rounds=300,
         steps_per_round=3,
-        callback=callback,
-        callback_every=1,
-        checkpoint=checkpoint,
+        watch=Watch(callback, every=1, checkpoint=checkpoint),
     )
 
 

@@ -173,10 +173,10 @@ def anneal(**how):
 
 def partition_functions(found):
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
-        short = anneal(callback=lambda _: True, callback_every=2)
+        short = anneal(watch=Watch(lambda _: True, every=2))
         found["first_weights"] = on_host(short.log_weights)
         layout(found, "particles", short.x)
-        annealed = anneal(callback=lambda _: None, callback_every=2)
+        annealed = anneal(watch=Watch(lambda _: None, every=2))
         assert annealed.particles.num_resampled > 0
         found["long_log_z"] = np.stack([annealed.log_z, annealed.stderr])
         drawn = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))

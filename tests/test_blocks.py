@@ -33,7 +33,7 @@ from probjax import (
 )
 from probjax.blocks import survey
 from probjax.data import as_data
-from probjax.objectives.reduce import mean
+from probjax.types import weighted_mean
 from probjax.passes import _batches
 from probjax.rounds import Plan
 from probjax.types import Context

@@ -36,7 +36,7 @@ def test_closed_form_flow_compiles_once_for_new_params_data_and_keys(monkeypatch
             random_ising(seed, 6),
             bits(seed, 300, 6),
             chart=ising.centred(bits(seed, 300, 6)),
-            tolerance=10.0 ** -(4 + seed),
+            stop=GradientNorm(10.0 ** -(4 + seed)),
         )
         for seed in range(2)
     ]

@@ -37,7 +37,7 @@ def start(size=SIZE):
     return ising.from_matrix(jnp.zeros((size, size)))
 
 
-def close(first, second, tolerance=1e-3):
+def close(first, second, stop=GradientNorm(1e-3)):
     chex.assert_trees_all_close(first.params, second.params, atol=tolerance)
 
 
@@ -185,9 +185,7 @@ def test_the_default_begins_anew_in_every_round():
 def test_a_callback_sees_the_same_run_and_may_end_it(key):
     data, seen = rows(), []
     silent = fit(key, MPF(ising.energy), start(), data)
-    told = fit(
-        key, MPF(ising.energy), start(), data, callback=seen.append, callback_every=4
-    )
+    told = fit(key, MPF(ising.energy), start(), data, watch=Watch(seen.append, every=4))
     chex.assert_trees_all_equal(told, silent)
     assert [int(progress.step) for progress in seen[:3]] == [4, 8, 12]
     assert [float(p.loss) for p in seen[:2]] == silent.losses[
@@ -200,8 +198,7 @@ def test_a_callback_sees_the_same_run_and_may_end_it(key):
         MPF(ising.energy),
         start(),
         data,
-        callback=lambda progress: progress.step >= 8,
-        callback_every=4,
+        watch=Watch(lambda progress: progress.step >= 8, every=4),
     )
     np.testing.assert_array_equal(ended.losses, silent.losses[:8])
 
@@ -215,8 +212,7 @@ def test_a_callback_sees_the_same_minibatches_in_every_round(key):
         objective,
         start(),
         rows(),
-        callback=lambda _: None,
-        callback_every=2,
+        watch=Watch(lambda _: None, every=2),
         **few,
     )
     chex.assert_trees_all_equal(told, silent)
@@ -243,7 +239,7 @@ def test_named_optimizers_find_the_same_minimum(key):
             data,
             optimizer=optimizer,
             chart=ising.centred(data),
-            tolerance=1e-4,
+            stop=GradientNorm(1e-4),
         )
         assert found.converged
         close(found, best, 1e-2)
@@ -308,7 +304,7 @@ def test_a_fit_that_falls_short_says_so_in_words(key):
         found = fit(key, MPF(ising.energy), start(), rows(), steps_per_round=2)
     assert not found.converged
     with pytest.warns(ConvergenceWarning, match="rounding lets it fall no further"):
-        fit(key, MPF(ising.energy), start(), rows(), tolerance=1e-12)
+        fit(key, MPF(ising.energy), start(), rows(), stop=GradientNorm(1e-12))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         short = fit(
@@ -350,7 +346,9 @@ def test_a_fit_that_starts_at_its_minimum_knows_its_loss(key):
 def test_energies_that_are_not_linear_are_fitted_too(key):
     truth = cubic_params(0, 4)
     data = exact.sample(key, cubic_energy, truth, 4, num_draws=2000)
-    found = fit(key, MPF(cubic_energy), cubic_params(1, 4), data, tolerance=1e-3)
+    found = fit(
+        key, MPF(cubic_energy), cubic_params(1, 4), data, stop=GradientNorm(1e-3)
+    )
     learned = exact.log_probs(cubic_energy, found.params, 4)
     assert exact.kl(exact.log_probs(cubic_energy, truth, 4), learned) < 0.02
 

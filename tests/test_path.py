@@ -11,7 +11,7 @@ from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, i
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.local import log_conditionals
 from probjax.objectives.penalty import GroupL1
-from probjax.objectives.reduce import mean
+from probjax.types import weighted_mean
 from probjax.path import fit_path
 
 SIZE = 6

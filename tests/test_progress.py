@@ -22,8 +22,7 @@ def test_bar_counts_the_steps_and_shows_the_loss(key, capsys):
         MPF(ising.energy),
         start,
         rows,
-        callback=progress_bar(file=sys.stderr),
-        callback_every=2,
+        watch=Watch(progress_bar(file=sys.stderr), every=2),
     )
     shown = capsys.readouterr().err
     assert f"{len(found.losses)}step" in shown
@@ -39,8 +38,7 @@ def test_bar_counts_the_draws_and_shows_their_acceptance(key, capsys):
         jnp.zeros((2, 4)),
         sampler=HeatBath(),
         num_draws=5,
-        callback=draws_bar(5, file=sys.stderr),
-        callback_every=2,
+        watch=Watch(draws_bar(5, file=sys.stderr), every=2),
     )
     shown = capsys.readouterr().err
     assert "5/5" in shown
@@ -122,8 +120,7 @@ def test_bar_follows_runs_that_double(key, capsys):
             num_steps=7,
             most_steps=14,
             pilot=None,
-            callback=annealing_bar(7, file=sys.stderr),
-            callback_every=5,
+            watch=Watch(annealing_bar(7, file=sys.stderr), every=5),
         )
     assert "14/14" in capsys.readouterr().err
 
@@ -140,8 +137,7 @@ def test_bar_counts_the_rows_and_shows_their_mean(key, capsys):
         num_steps=4,
         chunk_size=1,
         pilot=None,
-        callback=rows_bar(3, file=sys.stderr),
-        callback_every=3,
+        watch=Watch(rows_bar(3, file=sys.stderr), every=3),
     )
     shown = capsys.readouterr().err
     assert "3/3" in shown

@@ -76,7 +76,7 @@ def test_covariance_is_how_estimates_follow_the_counts(objective, chart, x64, ke
             Data(DATA.x, weights),
             penalty=penalty,
             chart=chart,
-            tolerance=1e-12,
+            stop=GradientNorm(1e-12),
         )
         return ravel_pytree(found.params)[0]
 

@@ -13,7 +13,6 @@ Reference: thesis, "'Whitening' the parameter space" and "Combining the natural 
 with other techniques using the natural parameter space".
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.fitting import ConvergenceWarning, Fit, fit
+from probjax.driver import Watch, driver, run_in_turn
+from probjax.fitting import Fit, fit_job
 from probjax.natural.linear import metric
 from probjax.natural.scores import AnyScores
 from probjax.natural.solves import as_regulariser, eigen, refuse_singular, report_of
+from probjax.rounds import Plan
+from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     Chart,
@@ -33,6 +35,7 @@ from probjax.types import (
     Float,
     Objective,
     Params,
+    Penalty,
     PRNGKeyArray,
     PyTree,
     check_count,
@@ -133,6 +136,7 @@ def whitened(
     return _whitening(vectors, spread, params)
 
 
+@driver
 def fit_whitened(
     key: PRNGKeyArray,
     objective: Objective,
@@ -144,16 +148,22 @@ def fit_whitened(
     damping: Any = 1e-2,
     centred: bool | None = None,
     rows: Callable[[PRNGKeyArray, Params, Data], PyTree | Data] | None = None,
-    **options: Any,
+    penalty: Penalty | None = None,
+    stop: StoppingRule = GradientNorm(),
+    num_rounds: int = 1,
+    steps_per_round: int = 2000,
+    chunk_size: int | None = None,
+    watch: Watch | None = None,
 ) -> Fit:
-    """`fit` in whitened parameters, whitened anew at each turn.
+    """Fit in whitened parameters, which are computed again at each turn.
 
-    What the metric is made of is told as for `natural_gradient`.
+    The metric is specified as for `natural_gradient`.
 
     Args:
-        num_turns: how often at most; a fit that has converged ends.
-        options: of `fit`, for each turn. `steps_per_round=100` is a good while. A turn
-            that a `stop` or a `callback` ends is the last.
+        num_turns: largest number of turns; a fit that has converged ends.
+        penalty: as for `fit`, and so are `stop`, `num_rounds`, `steps_per_round`,
+            `chunk_size` and `watch`, for each turn. `steps_per_round=100` is a good
+            choice. A turn that a rule of one's own or a callback ends is the last.
 
     >>> from probjax import PseudoLikelihood, exact, ising
     >>> from probjax.natural import energy_scores
@@ -166,47 +176,40 @@ def fit_whitened(
     >>> bool(jnp.allclose(found.coupling, truth.coupling, atol=0.01))
     True
     """
+    asked = dict(locals())
     check_count("num_turns", num_turns)
     if not is_concrete((params, data)):
         raise ValueError(
-            "fit_whitened looks at what it has found between turns: call it outside "
-            "jit and vmap, or fit with chart=whitened(...) inside"
+            "fit_whitened must be called outside jit and vmap, as it inspects results "
+            "between turns; try fit with chart=whitened(...)"
         )
-    callback = options.pop("callback", None)
-    ended = False
 
-    def call(progress):
-        nonlocal ended
-        ended = bool(callback(progress))
-        return ended
-
-    if callback is not None:
-        options["callback"] = call
-    if "chart" in options:
-        raise ValueError("fit_whitened descends in a chart of its own: give no chart")
-
-    def descend(turn, params):
+    def next_job(results):
+        turn = len(results)
+        if turn == num_turns or (results and results[-1].converged):
+            return None
+        here = results[-1].params if results else params
         row_key, fit_key = jax.random.split(jax.random.fold_in(key, turn))
         used = as_data(data)
-        used = used if rows is None else as_data(rows(row_key, params, used))
-        chart = whitened(scores, params, used, damping=damping, centred=centred)
-        with warnings.catch_warnings():
-            if turn < num_turns - 1:
-                # A turn that ends before the bottom is what turns are for.
-                short = "fit has not converged: .* the gradient norm"
-                warnings.filterwarnings("ignore", short, ConvergenceWarning)
-            return fit(fit_key, objective, params, data, chart=chart, **options)
+        used = used if rows is None else as_data(rows(row_key, here, used))
+        plan = Plan(
+            objective=objective,
+            penalty=penalty,
+            chart=whitened(scores, here, used, damping=damping, centred=centred),
+            stop=stop,
+            optimizer=None,
+            num_rounds=num_rounds,
+            steps_per_round=steps_per_round,
+            batch_size=None,
+            chunk_size=chunk_size,
+        )
+        # Turns before the last need not converge.
+        is_last = turn == num_turns - 1
+        return fit_job(fit_key, plan, here, data, asked, watch, is_last=is_last)
 
-    steps = options.get("num_rounds", 1) * options.get("steps_per_round", 2000)
-    found = descend(0, params)
-    losses = [found.losses]
-    for turn in range(1, num_turns):
-        stopped = "stop" in options and len(losses[-1]) < steps
-        if found.converged or ended or stopped:
-            break
-        found = descend(turn, found.params)
-        losses.append(found.losses)
-    return found._replace(losses=jnp.concatenate(losses))
+    turns = run_in_turn("fit_whitened", asked, next_job, watch)
+    losses = jnp.concatenate([turn.losses for turn in turns])
+    return turns[-1]._replace(losses=losses)
 
 
 def _whitening(vectors, spread, centre) -> Whitening:

@@ -104,8 +104,7 @@ def test_a_callback_ends_the_doubling(key):
         num_steps=10,
         most_steps=40,
         pilot=None,
-        callback=end_in_the_second,
-        callback_every=5,
+        watch=Watch(end_in_the_second, every=5),
     )
     assert lengths == [10, 10, 20]
     assert found.describe().startswith("ended at 6 of 20 distributions")

@@ -80,8 +80,7 @@ def test_rows_are_told_as_they_are_done(key):
             num_steps=9,
             pilot=None,
             chunk_size=4,
-            callback=callback,
-            callback_every=5,
+            watch=Watch(callback, every=5),
         )
 
     found = evaluate(told.append)

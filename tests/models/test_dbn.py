@@ -152,7 +152,7 @@ def test_a_layer_learned_on_a_poor_one_adds_likelihood(key):
         if not below:
             return machine(6, 4, 4)
         start = rbm.transpose(below[-1])
-        return fit(key, objective, start, data, tolerance=1e-3).params
+        return fit(key, objective, start, data, stop=GradientNorm(1e-3)).params
 
     layers = dbn.fit_layers(key, learn, data, num_layers=2)
     assert seen == [(0, (4000, 4)), (1, (4000, 4))]

@@ -134,7 +134,7 @@ def test_scores_vanish_on_average_at_the_true_parameters(x64):
         ScoreMatching(gaussian_rbm.energy),
         with_arrays(),
         data,
-        tolerance=1e-6,
+        stop=GradientNorm(1e-6),
     )
     assert found.converged
     assert len(found.losses) == 0

@@ -74,7 +74,7 @@ def test_maximum_likelihood_recovers_the_filters(key):
     data = ica.sample(draw_key, truth, num_draws=3000)
     start = ica.init(start_key, 4)
     assert ica.amari_distance(start.filters, truth.filters) > 0.2
-    found = fit(key, LIKELIHOOD, start, data, tolerance=0.03)
+    found = fit(key, LIKELIHOOD, start, data, stop=GradientNorm(0.03))
     assert ica.amari_distance(found.params.filters, truth.filters) < 0.05
     per_row = jax.vmap(ica.log_likelihood, (None, 0))(truth, data)
     assert -0.05 < found.loss + per_row.mean() < 0

@@ -126,7 +126,7 @@ def test_a_machine_is_learned_back_from_its_states(key):
     truth = machine(6)
     data = exact.sample(key, rbm.energy, truth, VISIBLE, num_draws=20_000)
     start = rbm.init(key, VISIBLE, HIDDEN, scale=0.1)
-    found = fit(key, MPF(rbm.energy), start, data, tolerance=1e-4)
+    found = fit(key, MPF(rbm.energy), start, data, stop=GradientNorm(1e-4))
     learned = exact.log_probs(rbm.energy, found.params, VISIBLE)
     assert exact.kl(exact.log_probs(rbm.energy, truth, VISIBLE), learned) < 5e-3
 

@@ -133,9 +133,9 @@ def test_callbacks_and_stops_end_it(key):
     params, x = random_ising(0, 3), exact.states(3)
     run = partial(natural.fit_whitened, key, MPF(ising.energy), params, x, ENERGIES)
     seen = []
-    run(callback=seen.append, callback_every=1, steps_per_round=2, num_turns=2)
+    run(watch=Watch(seen.append, every=1), steps_per_round=2, num_turns=2)
     assert len(seen) > 2
-    found = run(callback=lambda progress: True, callback_every=1, num_turns=3)
+    found = run(watch=Watch(lambda progress: True, every=1), num_turns=3)
     assert len(found.losses) == 1
     found = run(stop=_after_two, steps_per_round=5, num_turns=3)
     assert len(found.losses) == 2

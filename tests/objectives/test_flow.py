@@ -25,7 +25,7 @@ from probjax import (
     ising,
     potential,
 )
-from probjax.objectives.reduce import log_mean_exp, log_sum_exp, mean
+from probjax.objectives.reduce import log_mean_exp, log_sum_exp
 from probjax.types import Context
 
 SIZE = 5

@@ -114,9 +114,10 @@ def test_rounds_do_not_lower_the_likelihood_beyond_noise(key):
         x,
         num_rounds=40,
         steps_per_round=100,
-        tolerance=1e-4,
-        callback=lambda progress: seen.append(likelihood(progress.params, x)),
-        callback_every=100,
+        stop=GradientNorm(1e-4),
+        watch=Watch(
+            lambda progress: seen.append(likelihood(progress.params, x)), every=100
+        ),
     )
     seen = np.array(seen)
     assert seen[-1] - seen[0] > 0.1

@@ -149,7 +149,7 @@ def test_a_model_of_continuous_states_comes_close_to_maximum_likelihood(key):
     start = experts.init(jax.random.key(5), 4)
     chart = charts.Frozen(start, experts.Params(True, False))
     exactly = MaximumLikelihood(experts.laplace, log_z=experts.laplace_log_z)
-    best = fit(key, exactly, truth, x, chart=chart, tolerance=5e-3)
+    best = fit(key, exactly, truth, x, chart=chart, stop=GradientNorm(5e-3))
     found = fit(
         key,
         PersistentMPF(experts.laplace, sampler=HMC(20.0, num_steps=3)),

@@ -150,7 +150,7 @@ def test_fit_by_small_steps_finds_the_same_parameters(key, x64):
     start = (jnp.eye(2), jnp.zeros(2))
     exact = fit(key, ScoreMatching(quadratic), start, draws).params
     objective = ScoreMatchingBySteps(quadratic, GaussianSteps(0.05, num_draws=64))
-    found = fit(key, objective, start, draws, tolerance=1e-3).params
+    found = fit(key, objective, start, draws, stop=GradientNorm(1e-3)).params
     np.testing.assert_allclose(found[1], exact[1], atol=0.05)
     precision = exact[0] @ exact[0].T
     np.testing.assert_allclose(found[0] @ found[0].T, precision, atol=0.1)

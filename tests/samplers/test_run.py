@@ -113,7 +113,7 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
         return int(draws.step) >= 4 + 2 * 6
 
     first = run_all(
-        num_draws=10, num_warmup=4, thin=2, callback=save_and_end, callback_every=3
+        num_draws=10, num_warmup=4, thin=2, watch=Watch(save_and_end, every=3)
     )
     chex.assert_shape(first.x, (6, 6, 3))
     rest = samplers.resume(
@@ -157,8 +157,7 @@ def test_means_in_pieces_are_those_of_the_whole(key, tmp_path):
         0.5,
         start,
         num_draws=10,
-        callback=save_and_end,
-        callback_every=3,
+        watch=Watch(save_and_end, every=3),
         **options,
     )
     rest = samplers.resume_mean(
