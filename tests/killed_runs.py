@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from probjax import HMC, Checkpoint, Gaussian, PersistentMPF, ais, fit, storage
+from probjax import HMC, Checkpoint, Gaussian, PersistentMPF, Watch, ais, fit, storage
 
 
 def quartic(params, x):

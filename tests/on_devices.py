@@ -26,6 +26,7 @@ from probjax import (
     Data,
     Gaussian,
     HeatBath,
+    Watch,
     ais,
     blocks,
     checkpoint,

@@ -4,8 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax import Data, ising
+from probjax import Data, StoppingRule, ising, recipe
 from probjax.types import Context
+
+
+@recipe
+class AfterSteps(StoppingRule):
+    """Stop after a number of steps."""
+
+    most: int
+
+    def is_met(self, progress, data):
+        return progress.step >= self.most
 
 
 def random_ising(seed, size, scale=1.0, edges=None):

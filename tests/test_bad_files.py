@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Checkpoint, Gaussian, ais, blocks, datasets, storage
+from probjax import Checkpoint, Gaussian, Watch, ais, blocks, datasets, storage
 from probjax.samplers import HMC
 
 
@@ -31,7 +31,7 @@ def from_checkpoint(path):
         num_particles=3,
         num_steps=4,
         pilot=None,
-        checkpoint=Checkpoint(path, every=0.0),
+        watch=Watch(checkpoint=Checkpoint(path, every=0.0)),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_models import counted_states, random_ising
+from small_models import AfterSteps, counted_states, random_ising
 
 from probjax import (
     L1,
@@ -16,13 +16,17 @@ from probjax import (
     MPF,
     Blocks,
     Data,
+    GradientNorm,
     HeatBath,
     MaximumLikelihood,
+    Objective,
     PersistentDivergence,
     PersistentMPF,
     PseudoLikelihood,
     RandomFlips,
     Sparse,
+    StoppingRule,
+    Watch,
     blocks,
     energy_scores,
     fit,
@@ -33,10 +37,8 @@ from probjax import (
 )
 from probjax.blocks import survey
 from probjax.data import as_data
-from probjax.types import weighted_mean
 from probjax.passes import _batches
 from probjax.rounds import Plan
-from probjax.types import Context
 
 ADAM = optax.adam(0.02)
 SLOW = optax.sgd(optax.linear_schedule(0.1, 0.001, 1000))
@@ -95,20 +97,18 @@ def test_weights_rest_stop_and_callback_are_those_of_rows_in_memory(x64, key):
 
     weights[7] = 0
     told = []
-    options = dict(penalty=L2(0.01), stop=after_five, callback_every=2)
+    options = dict(penalty=L2(0.01), stop=AfterSteps(5))
     objective, start = MaximumLikelihood(ising.energy), random_ising(0, 4)
     whole = fit(key, objective, start, Data(x, weights), **options)
     source = Blocks(read, rows_per_block=8)
-    found = fit(key, objective, start, source, callback=told.append, **options)
+    found = fit(
+        key, objective, start, source, watch=Watch(told.append, every=2), **options
+    )
     assert_same_fit(found, whole)
     assert [int(progress.step) for progress in told] == [2, 4, 5]
     mean, weight = blocks.moments(source)
     np.testing.assert_allclose(mean, np.average(x, 0, weights))
     assert weight == weights.sum()
-
-
-def after_five(progress, data):
-    return progress.step >= 5
 
 
 def test_particles_that_no_row_owns_are_carried_along(key):
@@ -189,38 +189,27 @@ def test_minibatches_of_short_and_weighted_blocks_have_the_mean_of_all(
 
 
 @recipe
-class OwnMean:
+class OwnMean(Objective):
     """The mean of rows, as what is nearest to them."""
-
-    @property
-    def reduce(self):
-        return mean
 
     def prepare(self, params, data):
         return as_data(data)
 
-    def init(self, key, params, data):
-        return Context((), ())
-
-    def refresh(self, key, params, data, context):
-        return context
-
     def row(self, params, x, context):
         return distance(params, x)
-
-    def rest(self, params, shared):
-        return jnp.zeros(())
 
 
 def test_a_stopping_rule_sees_the_first_block_and_not_a_batch(key):
     seen = []
 
-    def never(progress, data):
-        seen.append((data.x.shape, data.weights is None))
-        return False
+    @recipe
+    class Never(StoppingRule):
+        def is_met(self, progress, data):
+            seen.append((data.x.shape, data.weights is None))
+            return False
 
     source = blocks.from_array(drawn(), rows_per_block=100)
-    options = dict(optimizer=ADAM, steps_per_round=2, batch_size=20, stop=never)
+    options = dict(optimizer=ADAM, steps_per_round=2, batch_size=20, stop=Never())
     fit_blocks(source, PseudoLikelihood(ising.energy), **options)
     assert set(seen) == {((100, 5), False)}
 
@@ -228,7 +217,7 @@ def test_a_stopping_rule_sees_the_first_block_and_not_a_batch(key):
 def dealt(key, source, done, count):
     objective, start = PseudoLikelihood(ising.energy), random_ising(0, 8)
     known = survey(source, objective, start)
-    plan = Plan(objective, None, None, 0.0, None, None, 1, 1, 20, 100)
+    plan = Plan(objective, None, None, GradientNorm(), None, 1, 1, 20, 100)
     yield from islice(_batches(plan, key, known, done), count)
 
 

@@ -7,7 +7,17 @@ import pytest
 from small_models import random_ising
 from test_contract import traces
 
-from probjax import Data, PseudoLikelihood, exact, fit, ising
+from probjax import (
+    AnyOf,
+    Data,
+    GradientNorm,
+    PseudoLikelihood,
+    StoppingRule,
+    exact,
+    fit,
+    ising,
+    recipe,
+)
 from probjax.charts import Affine, Composed, Frozen, Positive
 
 SIZE = 4
@@ -160,7 +170,7 @@ def test_a_frozen_fit_is_the_fit_of_the_free_parameters_alone(x64, key):
 def test_a_positive_scale_reaches_the_truth_and_never_zero(key):
     data = everything_drawn_from(truth(0.2))
     start = {"scale": jnp.asarray(3.0), "shift": jnp.zeros(SIZE)}
-    options = dict(optimizer=ADAM, steps_per_round=300, stop=scale_is_not_positive)
+    options = dict(optimizer=ADAM, steps_per_round=300, stop=RULE)
     objective = PseudoLikelihood(energy)
     # Steps of adam this long lead a scale without a chart below zero.
     assert len(fit(key, objective, start, data, **options).losses) < 300
@@ -170,8 +180,13 @@ def test_a_positive_scale_reaches_the_truth_and_never_zero(key):
     chex.assert_trees_all_close(found.params, truth(0.2), atol=1e-3)
 
 
-def scale_is_not_positive(progress, data):
-    return progress.params["scale"] <= 0
+@recipe
+class ScaleIsNotPositive(StoppingRule):
+    def is_met(self, progress, data):
+        return progress.params["scale"] <= 0
+
+
+RULE = AnyOf((ScaleIsNotPositive(), GradientNorm()))
 
 
 def test_composed_charts_fit_without_compiling_again(monkeypatch, key):

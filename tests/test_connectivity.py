@@ -22,7 +22,7 @@ from probjax import (
     potential,
 )
 from probjax.connectivity.flips import binary
-from probjax.connectivity.general import generic_gaps
+from probjax.types import Connectivity
 
 X = jnp.array([0.0, 1.0, 1.0])
 MODEL = potential(cubic_energy, cubic_params(0, 3))
@@ -73,7 +73,7 @@ def test_gaps_of_several_flips_equal_the_generic_path(radius):
     """Closed forms of single flips make those of pairs."""
     flips, x = BitFlips(radius=radius), jnp.array([0.0, 1, 1, 0])
     model = potential(ising.energy, random_ising(0, 4))
-    generic = generic_gaps(model, x, flips.states(x, ()))
+    generic = Connectivity.gaps(flips, model, x, ())
     np.testing.assert_allclose(flips.gaps(model, x, ()).gap, generic.gap, atol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_random_flips_ask_a_closed_form_where_there_is_one(key):
     flips, x = RandomFlips(2), jnp.array([0.0, 1, 1, 0])
     model = potential(ising.energy, random_ising(0, 4))
     moves = flips.draw(key, model, x)
-    generic = generic_gaps(model, x, flips.states(x, moves))
+    generic = Connectivity.gaps(flips, model, x, moves)
     np.testing.assert_allclose(flips.gaps(model, x, moves).gap, generic.gap, atol=1e-5)
 
 

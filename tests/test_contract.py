@@ -8,9 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_models import cubic_energy, cubic_params, random_ising
+from small_models import AfterSteps, cubic_energy, cubic_params, random_ising
 
-from probjax import L1, MPF, GaussianSteps, Potential, PseudoLikelihood, fit, ising
+from probjax import (
+    L1,
+    MPF,
+    GaussianSteps,
+    GradientNorm,
+    Potential,
+    PseudoLikelihood,
+    fit,
+    ising,
+)
 from probjax.rounds import run_rounds
 
 ADAM = optax.adam(0.05)
@@ -53,14 +62,10 @@ def test_flow_of_a_plain_function_of_any_params_compiles_once(monkeypatch):
             MPF(cubic_energy),
             cubic_params(seed, 5),
             data,
-            stop=after_twenty,
+            stop=AfterSteps(20),
         )
         assert len(found.losses) == 20
         assert jnp.all(jnp.diff(found.losses) < 0)
-
-
-def after_twenty(progress, data):
-    return progress.step >= 20
 
 
 def test_sampled_connectivity_with_minibatches_compiles_once_for_new_knobs(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_models import LINEAR, cubic_energy, cubic_params, random_ising
+from small_models import LINEAR, AfterSteps, cubic_energy, cubic_params, random_ising
 
 from probjax import (
     L1,
@@ -15,7 +15,9 @@ from probjax import (
     ConvergenceWarning,
     Data,
     GaussianSteps,
+    GradientNorm,
     PseudoLikelihood,
+    Watch,
     exact,
     fit,
     ising,
@@ -37,7 +39,7 @@ def start(size=SIZE):
     return ising.from_matrix(jnp.zeros((size, size)))
 
 
-def close(first, second, stop=GradientNorm(1e-3)):
+def close(first, second, tolerance=1e-3):
     chex.assert_trees_all_close(first.params, second.params, atol=tolerance)
 
 
@@ -103,7 +105,7 @@ def test_gradient_norm_is_of_the_parameters_whatever_the_chart(key):
         start(),
         data,
         chart=ising.centred(data),
-        stop=after_three,
+        stop=AfterSteps(3),
     )
     objective = MPF(ising.energy)
 
@@ -114,10 +116,6 @@ def test_gradient_norm_is_of_the_parameters_whatever_the_chart(key):
     gradient = jax.grad(loss)(found.params)
     largest = max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(gradient))
     np.testing.assert_allclose(found.gradient_norm, largest, rtol=1e-4)
-
-
-def after_three(progress, data):
-    return progress.step >= 3
 
 
 def test_l2_adds_its_gradient_to_the_minimum(key):
@@ -166,13 +164,9 @@ def test_a_stopping_rule_ends_all_rounds():
         optimizer=ADAM,
         num_rounds=5,
         steps_per_round=4,
-        stop=after_six,
+        stop=AfterSteps(6),
     )
     assert len(found.losses) == 6
-
-
-def after_six(progress, data):
-    return progress.step >= 6
 
 
 def test_the_default_begins_anew_in_every_round():
@@ -222,9 +216,9 @@ def test_a_callback_sees_the_same_minibatches_in_every_round(key):
 def test_a_compiled_fit_cannot_call_back(key):
     @jax.jit
     def compiled(data):
-        return fit(key, MPF(ising.energy), start(), data, callback=print).params
+        return fit(key, MPF(ising.energy), start(), data, watch=Watch(print)).params
 
-    with pytest.raises(ValueError, match="use stop instead"):
+    with pytest.raises(ValueError, match="inside jit or vmap must not be"):
         compiled(rows())
 
 

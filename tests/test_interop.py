@@ -9,7 +9,7 @@ import pytest
 from small_models import random_ising
 
 from probjax import diagnostics, interop, ising, potential, sample, samplers
-from probjax.interop import Blackjax, BlackjaxInfo, to_arviz, to_blackjax
+from probjax.interop import Blackjax, to_arviz, to_blackjax
 from probjax.potential import Potential
 from probjax.types import Info
 
@@ -59,7 +59,7 @@ def hmc(blackjax):
 def test_arviz_has_states_by_name_and_what_steps_told(arviz):
     a, b = np.arange(24.0).reshape(2, 6, 2), np.arange(12.0).reshape(2, 6)
     accept, diverged = np.full((2, 6), 0.5), (b % 5 == 0) / 3
-    info = BlackjaxInfo(accept, diverged, 0 * accept)
+    info = Info(accept, diverged=diverged)
     found = to_arviz(drawn({"a": a, "b": b}, info))
     np.testing.assert_array_equal(found["posterior"]["a"], a)
     np.testing.assert_array_equal(found["posterior"]["b"], b)
@@ -68,7 +68,7 @@ def test_arviz_has_states_by_name_and_what_steps_told(arviz):
     np.testing.assert_array_equal(stats["acceptance_rate"], accept)
     np.testing.assert_array_equal(stats["diverging"], b % 5 == 0)
     assert stats["diverging"].dtype == bool
-    told = samplers.hmc.HMCInfo(accept, accept, accept, diverged, b, accept)
+    told = Info(accept, diverged=diverged, energy=b)
     np.testing.assert_array_equal(to_arviz(drawn(a, told))["sample_stats"]["energy"], b)
     plain = to_arviz(drawn(a, Info(accept)))
     np.testing.assert_array_equal(plain["posterior"]["x"], a)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_models import cubic_energy, cubic_params, random_ising
+from small_models import AfterSteps, cubic_energy, cubic_params, random_ising
 
 from probjax import (
     MPF,
@@ -188,12 +188,8 @@ def test_keeping_all_neighbours_is_consistent_and_leaving_data_out_is_not(key):
 
     def error(exclude_data):
         objective = MPF(ising.energy, exclude_data=exclude_data)
-        found = fit(key, objective, truth, rows, stop=after_hundred)
+        found = fit(key, objective, truth, rows, stop=AfterSteps(100))
         return jnp.sqrt(jnp.mean((ising.coupling_matrix(found.params) - matrix) ** 2))
 
     assert error(False) < 0.1
     assert error(True) > 10
-
-
-def after_hundred(progress, data):
-    return progress.step >= 100

@@ -11,8 +11,8 @@ from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, i
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.local import log_conditionals
 from probjax.objectives.penalty import GroupL1
-from probjax.types import weighted_mean
 from probjax.path import fit_path
+from probjax.types import weighted_mean
 
 SIZE = 6
 DATA = counted_states(SIZE)
@@ -23,7 +23,7 @@ def tiny_conditionals(gaps):
     return 1e-4 * log_conditionals(gaps)
 
 
-TINY = GapObjective(ising.energy, BitFlips(), tiny_conditionals, mean)
+TINY = GapObjective(ising.energy, BitFlips(), tiny_conditionals, weighted_mean)
 
 
 def start():

@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from probjax import MPF, ais, annealing_bar, draws_bar, fit, ising, progress_bar, sample
+from probjax import (
+    MPF,
+    Watch,
+    ais,
+    annealing_bar,
+    draws_bar,
+    fit,
+    ising,
+    progress_bar,
+    sample,
+)
 from probjax.annealing import Bernoulli, ais_until, marginal_log_likelihood
 from probjax.connectivity import BitFlips
 from probjax.fitting import Progress
@@ -58,13 +68,12 @@ def annealed(key, **options):
         num_particles=50,
         num_steps=7,
         pilot=None,
-        callback_every=3,
         **options,
     )
 
 
 def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys):
-    found = annealed(key, callback=annealing_bar(7, file=sys.stderr))
+    found = annealed(key, watch=Watch(annealing_bar(7, file=sys.stderr), every=3))
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert f"ESS {float(found.ess):.3g} of 50" in shown
@@ -73,7 +82,7 @@ def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys)
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
 def test_bar_is_silent_without_a_terminal(stream, key, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
-    found = annealed(key, callback=annealing_bar(7))
+    found = annealed(key, watch=Watch(annealing_bar(7), every=3))
     assert found.log_z == annealed(key).log_z
     assert stream is None or stream.getvalue() == ""
 
@@ -82,7 +91,7 @@ def test_bar_is_drawn_on_a_terminal(key, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    annealed(key, callback=annealing_bar(7))
+    annealed(key, watch=Watch(annealing_bar(7), every=3))
     assert "7/7" in terminal.getvalue()
 
 

@@ -14,6 +14,7 @@ from probjax import (
     ContrastiveDivergence,
     ConvergenceWarning,
     Data,
+    GradientNorm,
     MaximumLikelihood,
     PseudoLikelihood,
     UnboundedWarning,

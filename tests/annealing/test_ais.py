@@ -13,6 +13,7 @@ from probjax import (
     GaussianSteps,
     HeatBath,
     Metropolis,
+    Watch,
     experts,
 )
 from probjax.annealing import (
@@ -43,16 +44,16 @@ def test_a_run_that_ended_goes_on_from_its_checkpoint_to_the_bit(below, key, tmp
         resample_below=below,
     )
     whole = run()
-    kept = partial(run, checkpoint=Checkpoint(tmp_path / "ais.npz"), callback_every=10)
+    kept = Checkpoint(tmp_path / "ais.npz")
 
     def end(annealed):
-        return int(annealed.particles.step) > 30
+        return int(annealed.particles.step) >= 30
 
-    partly = kept(callback=end)
-    assert partly.describe().startswith("ended at 31 of 60 distributions")
-    with pytest.raises(ValueError, match="ended at 31 of 60 distributions: run it"):
+    partly = run(watch=Watch(end, every=10, checkpoint=kept))
+    assert partly.describe().startswith("ended at 30 of 60 distributions")
+    with pytest.raises(ValueError, match="ended at 30 of 60 distributions: run it"):
         log_likelihood(crooked, PARAMS, jnp.zeros((3, 2)), partly)
-    rest = kept()
+    rest = run(watch=Watch(every=10, checkpoint=kept))
     if below is not None:
         assert 0 < partly.particles.num_resampled < rest.particles.num_resampled
     chex.assert_trees_all_equal(rest, whole)
@@ -107,7 +108,7 @@ def test_a_callback_ends_the_doubling(key):
         watch=Watch(end_in_the_second, every=5),
     )
     assert lengths == [10, 10, 20]
-    assert found.describe().startswith("ended at 6 of 20 distributions")
+    assert found.describe().startswith("ended at 5 of 20 distributions")
 
 
 def test_trouble_is_said_in_words(key):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import HMC, Data, HeatBath, exact, ising
+from probjax import HMC, Data, HeatBath, Watch, exact, ising
 from probjax.annealing import (
     Bernoulli,
     Gaussian,
@@ -205,11 +205,11 @@ def test_a_callback_sees_both_ways_and_may_not_end_them(key):
     told = []
     x = jax.random.normal(key, (20, 2))
     args = (key, narrow, 1.0, Gaussian(2, scale=0.9), x)
-    options = dict(sampler=HMC(0.3), num_steps=20, pilot=None, callback_every=8)
-    found = sandwich(*args, callback=told.append, **options)
-    assert [int(each.particles.step) for each in told] == [9, 17, 20, 9, 17, 20]
+    options = dict(sampler=HMC(0.3), num_steps=20, pilot=None)
+    found = sandwich(*args, watch=Watch(told.append, every=8), **options)
+    assert [int(each.particles.step) for each in told] == [8, 16, 20, 8, 16, 20]
     np.testing.assert_array_equal(told[2].log_weights, found.forward.log_weights)
     np.testing.assert_array_equal(told[5].log_weights, found.reverse.log_weights)
     np.testing.assert_array_equal(sandwich(*args, **options).upper, found.upper)
-    with pytest.raises(ValueError, match="sandwich has no estimate before its end"):
-        sandwich(*args, callback=lambda annealed: True, **options)
+    with pytest.raises(ValueError, match="sandwich has no result before its end"):
+        sandwich(*args, watch=Watch(lambda annealed: True), **options)

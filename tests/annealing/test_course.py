@@ -1,5 +1,4 @@
 from functools import partial
-from typing import ClassVar
 
 import chex
 import jax
@@ -17,7 +16,7 @@ from annealing_models import (
     crooked_log_z,
 )
 
-from probjax import HMC, HeatBath, Metropolis, exact, ising, rbm
+from probjax import HMC, HeatBath, Metropolis, annealing, exact, ising, rbm
 from probjax.annealing import (
     Bernoulli,
     Gaussian,
@@ -97,7 +96,7 @@ def test_the_mean_weight_of_discrete_particles_is_z(sampler, num_steps, key):
 
 
 @recipe
-class Late:
+class Late(annealing.Path):
     """Moves to where the next weight leads before it is added: the classical mistake.
 
     Args:
@@ -105,17 +104,19 @@ class Late:
     """
 
     step: float
-    lasting: ClassVar[bool] = True
 
-    def model(self, energy, params, base, beta):
-        beta = jnp.minimum(beta + self.step, 1)
-        return Geometric().model(energy, params, base, beta)
+    @property
+    def keeps_terms(self):
+        return True
 
-    def first(self, energy, params, base, x):
-        return Geometric().first(energy, params, base, x)
+    def potential(self, ends, beta):
+        return Geometric().potential(ends, jnp.minimum(beta + self.step, 1))
 
-    def fall(self, energy, params, base, state, here, there):
-        return Geometric().fall(energy, params, base, state, here, there)
+    def offset(self, ends, x):
+        return Geometric().offset(ends, x)
+
+    def increment(self, ends, sampler, state, here, there):
+        return Geometric().increment(ends, sampler, state, here, there)
 
 
 @pytest.mark.parametrize("num_steps", [3, 5, 10])
@@ -176,18 +177,18 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
     odds = uncoupled.visible_bias
     start = uncoupled._replace(hidden_bias=jnp.zeros(3) if hidden is None else hidden)
     both = (Straight(start), rbm.Growth(odds, hidden))
-    args = (rbm.energy, machine, Bernoulli(6, odds + 1))
+    ends = annealing.Ends(rbm.energy, machine, Bernoulli(6, odds + 1))
     x = exact.states(6)
 
     def seen(path, here, there):
-        model = path.model(*args, here)
+        model = path.potential(ends, here)
         sampler = rbm.BlockGibbs()
 
         def one(key, x):
             state = sampler.init(key, model, x)
             there_too = sampler.step(key, model, state)[0].x
-            fall = path.fall(*args, state, here, there)
-            return model(x), path.first(*args, x), fall, there_too
+            increment = path.increment(ends, sampler, state, here, there)
+            return model(x), path.offset(ends, x), increment, there_too
 
         return jax.vmap(one)(jax.random.split(jax.random.key(0), len(x)), x)
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import HMC, Data
+from probjax import HMC, Data, Watch
 from probjax.annealing import (
     Estimate,
     Gaussian,

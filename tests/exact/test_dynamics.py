@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import exact
+from probjax import Connectivity, exact
 from probjax.connectivity import AllFlips, BitFlips, Joined
 from probjax.exact import dynamics
 from probjax.types import Neighbours, recipe, static
@@ -21,12 +21,15 @@ def random_matrix(seed, size, scale=1.0):
 
 
 @recipe
-class Rotations:
+class Rotations(Connectivity):
     """The state turned by one site and back: symmetric, and some states stay put."""
 
     back: bool = static(default=True)
     weight: float = 1.0
     log_ratio: float = 0.0
+
+    def prepare(self, x):
+        return x
 
     def states(self, x, moves):
         turned = jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)][: 1 + self.back])
@@ -36,8 +39,11 @@ class Rotations:
 
 
 @recipe
-class Turns:
+class Turns(Connectivity):
     """Both other values of one of two sites of three states."""
+
+    def prepare(self, x):
+        return x
 
     def states(self, x, moves):
         steps = jnp.concatenate([jnp.eye(2), 2 * jnp.eye(2)])

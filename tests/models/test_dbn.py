@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Data, MaximumLikelihood, dbn, exact, fit, rbm
+from probjax import Data, GradientNorm, MaximumLikelihood, dbn, exact, fit, rbm
 
 SIZES = (4, 3, 5, 2)
 

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Data, Gaussian, ScoreMatching, ais, fit, gaussian_rbm, sample
+from probjax import (
+    Data,
+    Gaussian,
+    GradientNorm,
+    ScoreMatching,
+    ais,
+    fit,
+    gaussian_rbm,
+    sample,
+)
 from probjax.annealing import Straight
 from probjax.potential import Potential
 

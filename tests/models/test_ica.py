@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import MaximumLikelihood, fit, loss
+from probjax import GradientNorm, MaximumLikelihood, fit, loss
 from probjax.models import experts, ica
 
 # Neither orthogonal nor of one length, and with a negative determinant.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import L2, MPF, Data, PseudoLikelihood, exact, fit, potential
+from probjax import L2, MPF, Data, GradientNorm, PseudoLikelihood, exact, fit, potential
 from probjax.models import rbm
 from probjax.models.rbm.gibbs import _softplus_rise
 from probjax.rows import loss_over_rows

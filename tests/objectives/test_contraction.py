@@ -20,8 +20,8 @@ from probjax import (
     potts,
 )
 from probjax.connectivity.blocks import BlockChanges, pairs
-from probjax.connectivity.general import generic_gaps
 from probjax.objectives.contraction import MinimumKLContraction
+from probjax.types import Connectivity
 
 SIZE = 4
 MIXED = ((0, 2), (3,), (1, 3, 2))
@@ -185,7 +185,7 @@ def test_gaps_of_blocks_equal_the_generic_path(blocks, x64):
     @jax.vmap
     def compared(x):
         model = potential(ising.energy, params)
-        generic = generic_gaps(model, x, changes.states(x, ()))
+        generic = Connectivity.gaps(changes, model, x, ())
         plain = changes.gaps(potential(plain_energy, params), x, ())
         return generic, changes.gaps(model, x, ()), plain
 

@@ -26,7 +26,7 @@ from probjax import (
     potential,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
-from probjax.types import Context
+from probjax.types import Context, weighted_mean
 
 SIZE = 5
 MODELS = [
@@ -280,10 +280,10 @@ def gaussian(params, x):
 def test_reductions_ignore_what_has_no_weight():
     values = jnp.array([1.0, 2.0, 1e30])
     weights = jnp.array([1.0, 3.0, 0.0])
-    np.testing.assert_allclose(mean(values, weights), 1.75)
+    np.testing.assert_allclose(weighted_mean(values, weights), 1.75)
     expected = np.log((np.exp(1) + 3 * np.exp(2)) / 4)
     np.testing.assert_allclose(log_mean_exp(values, weights), expected, rtol=1e-6)
-    for reduce in (mean, log_mean_exp):
+    for reduce in (weighted_mean, log_mean_exp):
         assert jnp.isfinite(jax.grad(reduce)(values, weights)).all()
         value, gradient = jax.value_and_grad(reduce)(values, jnp.zeros(3))
         assert value == 0

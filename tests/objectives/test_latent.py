@@ -4,7 +4,18 @@ import numpy as np
 import optax
 import pytest
 
-from probjax import EM, HMC, Data, Gaussian, HeatBath, charts, fit, linear
+from probjax import (
+    EM,
+    HMC,
+    Data,
+    Gaussian,
+    GradientNorm,
+    HeatBath,
+    Watch,
+    charts,
+    fit,
+    linear,
+)
 from probjax.annealing import Exponential
 from probjax.samplers import Bounds
 

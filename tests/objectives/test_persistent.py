@@ -13,9 +13,12 @@ from small_models import random_ising
 from probjax import (
     HMC,
     Data,
+    GradientNorm,
     HeatBath,
     MaximumLikelihood,
     PersistentMPF,
+    Sampler,
+    Watch,
     charts,
     exact,
     experts,
@@ -129,7 +132,7 @@ def test_fits_of_bits_come_to_the_maximum_of_the_likelihood(key):
         x,
         num_rounds=40,
         steps_per_round=3,
-        callback=lambda progress: seen.append(progress.shared),
+        watch=Watch(lambda progress: seen.append(progress.shared), every=1),
     )
     behind = loss(key, MaximumLikelihood(ising.energy), found.params, x) - best.loss
     # Particles are as many as rows: that is the noise of the likelihood itself.
@@ -219,13 +222,14 @@ class Walk(NamedTuple):
 
 
 @recipe
-class RandomWalk:
+class RandomWalk(Sampler):
     """A sampler with a step size that tells no more than `Info` has."""
 
     step_size: float
 
-    def prepare(self, potential, x):
-        return x
+    @property
+    def target_acceptance(self):
+        return 0.4
 
     def init(self, key, potential, x):
         return Walk(x)
@@ -238,14 +242,12 @@ class RandomWalk:
         return Walk(jnp.where(accept, there, state.x)), Info(accept.astype(float))
 
 
-def test_any_sampler_with_a_step_size_follows(key):
+def test_any_sampler_with_a_target_acceptance_is_adapted(key):
     x = jax.random.normal(key, (500, 2))
-    objective = PersistentMPF(
-        experts.laplace, sampler=RandomWalk(50.0), num_moves=60, target=0.4
-    )
+    objective = PersistentMPF(experts.laplace, sampler=RandomWalk(50.0), num_moves=60)
     shared = begun(objective, key, experts.init(key, 2), Data(x)).shared
     assert 0.3 < shared.step_size < 10
-    fixed = dataclasses.replace(objective, target=None)
+    fixed = dataclasses.replace(objective, adapt=False)
     assert begun(fixed, key, experts.init(key, 2), Data(x)).shared.step_size is None
 
 

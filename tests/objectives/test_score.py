@@ -9,6 +9,7 @@ from probjax import (
     Data,
     DenoisingScoreMatching,
     GaussianSteps,
+    GradientNorm,
     HutchinsonScoreMatching,
     ScoreMatching,
     ScoreMatchingBySteps,
@@ -16,8 +17,7 @@ from probjax import (
     fit,
     flow,
 )
-from probjax.connectivity.general import generic_gaps
-from probjax.types import Neighbours, recipe
+from probjax.types import Connectivity, Neighbours, recipe
 
 X = jnp.array([[0.4, -0.7], [1.1, 0.2], [-0.3, 0.9]])
 PARAMS = jnp.array([[1.3, 0.4], [-0.2, 0.8], [0.5, -1.1]])
@@ -65,7 +65,7 @@ def test_score_matching_of_a_gaussian_is_its_closed_solution(x64, key):
 
 
 @recipe
-class Quadrature:
+class Quadrature(Connectivity):
     """Every step of a rule, `weight` being its share of the volume."""
 
     step: jax.Array
@@ -74,14 +74,8 @@ class Quadrature:
     def prepare(self, x):
         return x
 
-    def draw(self, key, potential, x):
-        return ()
-
     def states(self, x, moves):
         return Neighbours(x[None] + self.step, 0 * self.weight, self.weight)
-
-    def gaps(self, potential, x, moves):
-        return generic_gaps(potential, x, self.states(x, moves))
 
 
 def product_rule(nodes, weights):

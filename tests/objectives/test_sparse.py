@@ -155,7 +155,7 @@ def test_minibatches_of_contrastive_divergence_move_them_too(key):
         steps_per_round=1,
     )
     np.testing.assert_allclose(mean_activity(found.params, x), 0.2, atol=0.03)
-    assert not objective.minimised
+    assert not objective.has_value
 
 
 def test_bad_input_is_refused_in_a_sentence(key):

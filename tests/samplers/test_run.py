@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import exact, ising, samplers, storage
+from probjax import Watch, exact, ising, samplers, storage
 from probjax.samplers import run
 
 HERE = Path(__file__).parent
@@ -116,7 +116,7 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
         num_draws=10, num_warmup=4, thin=2, watch=Watch(save_and_end, every=3)
     )
     chex.assert_shape(first.x, (6, 6, 3))
-    rest = samplers.resume(
+    rest = samplers.sample(
         key, well, 0.5, storage.load(path), sampler=sampler, num_draws=4, thin=2
     )
     np.testing.assert_array_equal(jnp.concatenate([first.x, rest.x], 1), whole.x)
@@ -137,7 +137,7 @@ def check_draws_one_at_a_time():
     start = jax.random.normal(key, (6, 3))
     whole = samplers.sample(key, well, 0.5, start, num_draws=4, **options)
     first = samplers.sample(key, well, 0.5, start, num_draws=1, **options)
-    rest = samplers.resume(key, well, 0.5, first, num_draws=3, **options)
+    rest = samplers.sample(key, well, 0.5, first, num_draws=3, **options)
     np.testing.assert_array_equal(jnp.concatenate([first.x, rest.x], 1), whole.x)
 
 
@@ -160,7 +160,7 @@ def test_means_in_pieces_are_those_of_the_whole(key, tmp_path):
         watch=Watch(save_and_end, every=3),
         **options,
     )
-    rest = samplers.resume_mean(
+    rest = samplers.sample_mean(
         key, well, 0.5, storage.load(path), num_draws=4, **options
     )
     chex.assert_trees_all_close(rest, whole, rtol=1e-6)
@@ -170,8 +170,8 @@ def test_means_in_pieces_are_those_of_the_whole(key, tmp_path):
 def test_other_parameters_have_nothing_to_resume(key):
     options = dict(sampler=samplers.HMC(0.4), num_draws=2)
     draws = samplers.sample(key, well, 0.5, jnp.zeros((6, 3)), **options)
-    with pytest.raises(ValueError, match="only be resumed with its own energy"):
-        samplers.resume(key, well, 2.0, draws, **options)
+    with pytest.raises(ValueError, match="same energy and params to be continued"):
+        samplers.sample(key, well, 2.0, draws, **options)
 
 
 def well(params, x):

@@ -9,7 +9,7 @@ import pytest
 from sampler_checks import assert_drawn_from, codes
 from small_models import random_ising
 
-from probjax import Potential, RandomFlips, exact, ising, potential, samplers
+from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
 from probjax.samplers import cluster, tempering
 from probjax.types import Info, recipe
 
@@ -43,7 +43,7 @@ class Where(NamedTuple):
 
 
 @recipe
-class Still:
+class Still(Sampler):
     """Stays, so that a tempered step is its swaps alone."""
 
     def init(self, key, potential, x):
@@ -54,7 +54,7 @@ class Still:
 
 
 @recipe
-class Perfect:
+class Perfect(Sampler):
     """Draws anew from the potential, by enumeration."""
 
     def prepare(self, potential, x):
