@@ -317,6 +317,13 @@ def test_a_checkpoint_with_arrays_of_another_shape_is_refused(tmp_path):
         refuses("checkpoint", path)
     storage.save(path, found | {"leaves": {"a": jnp.ones(3)}})
     refuses("checkpoint", path)
-    for wrong in ({"about": [1, 2]}, {"layouts": []}, {"driver": 1}):
-        storage.save(path, found | {"told": found["told"]._replace(**wrong)})
+    for wrong in (
+        {"digests": [1, 2]},
+        {"layouts": []},
+        {"driver": 1},
+        {"num_leaves": [-1]},
+        {"num_leaves": ["a"]},
+        {"surprise": 1},
+    ):
+        storage.save(path, found | {"header": found["header"] | wrong})
         refuses("checkpoint", path)

@@ -85,7 +85,7 @@ def test_damage_anywhere_in_a_file_is_one_value_error(tmp_path):
         '{"surprise": 1}',
     ):
         with pytest.raises(ValueError, match="cannot be read"):
-            storage.load(forged(f'{{"format": "probjax 1", "tree": {tree}}}'))
+            storage.load(forged(f'{{"format": "probjax 2", "tree": {tree}}}'))
     with pytest.raises(ValueError, match="cannot be read"):
         storage.load(forged('{"format": "probjax 1"}'))
     storage.save(tmp_path / "model", random_ising(0, 5))
@@ -144,5 +144,5 @@ def test_a_file_cannot_name_code_to_run(tmp_path):
 
     with pytest.raises(ValueError, match="pass like="):
         storage.load(forged("os:getcwd"))
-    with pytest.raises(ValueError, match="no record"):
-        storage.load(forged("probjax.storage:os.getcwd"))
+    with pytest.raises(ValueError, match="not a record"):
+        storage.load(forged("optax:GradientTransformation.__call__"))
