@@ -150,7 +150,8 @@ def _translated(node: Any) -> Any:
             return {"dict": {name: _translated(children[name]) for name in children}}
         case {"record": str(name), "fields": fields}:
             name = NAMES_OF_0_1_0.get(name, name)
-            today = {field: field for field in fields} | FIELDS_OF_0_1_0.get(name, {})
+            renamed = FIELDS_OF_0_1_0.get(name, {})
+            today = {field: renamed.get(field, field) for field in fields}
             fields = {
                 new: _translated(fields[old]) for old, new in today.items() if new
             }

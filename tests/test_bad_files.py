@@ -255,7 +255,7 @@ def test_a_header_that_claims_more_than_there_is_gets_no_room(reader, tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name in arrays:
             archive.writestr(f"{name}.npy", header((10, 2**30), "|u1") + bytes(100))
-    assert "tells of 10737418240 bytes and has 100" in refuses(reader, path)
+    assert "describes 10737418240 bytes, but it has 100" in refuses(reader, path)
 
 
 @pytest.mark.parametrize("reader", MAPPED)
