@@ -38,6 +38,7 @@ HOLD_FUNCTIONS = """
 INTERNAL = """
     annealing.pilot:Explorers annealing.pilot:Found batches:Batches blocks:Block
     checkpoint:Checkpoint checkpoint_files:Header checkpoint_files:Saved
+    contents:Content contents:Names
     exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space
     rounds:Run samplers.cluster:Bonds samplers.following:Moved samplers.hmc:Choice
     samplers.pieces:Adding samplers.pieces:Drawing
