@@ -1,7 +1,7 @@
-"""Arrays out of `.npz` archives that may be damaged, foreign or hostile.
+"""Arrays in `.npz` archives that may be damaged, foreign or hostile.
 
-Sizes are read before what they are of: no room is made for more than a file can hold,
-and nothing in it is run, as there are no pickles.
+Sizes are checked before memory is allocated, so no more is allocated than a file can
+hold. Nothing in a file is executed, because pickles are rejected.
 """
 
 import math
@@ -12,14 +12,18 @@ from typing import IO
 
 import numpy as np
 
-# What is measured compresses by less than 20, rows of zeros by 1,000.
+# Measured data compress by less than 20, rows of zeros by 1,000.
 _MOST_GROWTH, _SMALL = 100, 2**24
+
+
+class PickledError(ValueError):
+    """An array of Python objects, which only a pickle can hold."""
 
 
 def read_arrays(
     path: str | os.PathLike, names: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """The arrays of an archive by name; only those of `names`, if they are given."""
+    """Arrays of an archive by name; only those in `names`, if that is given."""
     with open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
         members = {
             member.filename.removesuffix(".npy"): member
@@ -36,23 +40,23 @@ def read_arrays(
 
 
 def array_names(path: str | os.PathLike) -> list[str]:
-    """The names of the arrays of an archive, sorted."""
+    """Names of the arrays of an archive, sorted."""
     with zipfile.ZipFile(path) as archive:
         return sorted(name.removesuffix(".npy") for name in archive.namelist())
 
 
 def read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """The array in a `.npy` of `size` bytes, which can be read from twice."""
+    """Array in a seekable `.npy` file of `size` bytes."""
     version = np.lib.format.read_magic(file)
     is_first = version == (1, 0)
     form = np.lib.format
     read = form.read_array_header_1_0 if is_first else form.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, a pickle: not read")
-    told, has = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if told != has:
-        raise ValueError(f"it tells of {told} bytes and has {has}")
+        raise PickledError("it holds Python objects, a pickle, which is not read")
+    expected, actual = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if expected != actual:
+        raise ValueError(f"its header describes {expected} bytes, but it has {actual}")
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)
 
@@ -61,5 +65,7 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as file:
         try:
             return read_array(file, member.file_size)
+        except PickledError as error:
+            raise PickledError(f"{member.filename}: {error}") from error
         except ValueError as error:
             raise ValueError(f"{member.filename}: {error}") from error

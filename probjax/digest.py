@@ -1,156 +1,211 @@
-"""By what a run is known again: a digest of anything a driver can be asked to work on.
+"""Stable hashes of a driver's arguments, and one object for all that are equal.
 
-Arrays count by their bytes, functions by their name, their code and what they have
-closed over, recipes and records by their fields. What a function looks up in its module
-when it is called is not followed.
+The digest of a value is a hash of the graph of objects that it is made of
+(`probjax.contents`). It is the same in every process, for equal values that are
+distinct objects, and for values that refer to themselves: objects on no cycle are
+hashed after their parts; for those that reach a cycle, hashes of label and parts are
+iterated until they separate no more objects, as in the minimisation of automata.
+
+`canonical` replaces a function that was made by a call, such as an optax optimizer, by
+the first one with the same content, so that `jax.jit` compiles for it only once.
 """
 
 import dataclasses
-import functools
 import hashlib
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from probjax.contents import UnknownError, content
+
+Value = TypeVar("Value")
+
+_MOST_OBJECTS = 2**15
 
 
 def digest(value: Any) -> str:
-    """The same for the same value, in any process.
+    """Hash of a value that is the same in any process.
+
+    Objects whose content cannot be read count by their class.
 
     >>> digest((1.5, None)) == digest((1.5, None)), digest(1.5) == digest(2.5)
     (True, False)
     """
-    told = hashlib.sha256()
-    _tell(told, value, ())
-    return told.hexdigest()[:32]
+    return _hash(_graph(value, strict=False))
 
 
-def canonical(value: Any) -> Any:
-    """Interim."""
+def strict_digest(value: Any) -> str | None:
+    """Hash of all that a traced function can depend on; None if that cannot be read.
+
+    The latter is the case for tracers, generators, open files, arrays of more than 2^20
+    entries, and for everything that refers to them.
+
+    >>> strict_digest(lambda x: x + 1) == strict_digest(lambda x: x + 2)
+    False
+    >>> strict_digest(x for x in ()) is None
+    True
+    """
+    try:
+        return _hash(_graph(value, strict=True))
+    except UnknownError:
+        return None
+
+
+# Objects by their content, and the content with which each was first seen. A function
+# that has changed since then may have been traced, and represents no other.
+_first: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_contents: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def canonical(value: Value) -> Value:
+    """`value` with each function made by a call replaced by the first one like it.
+
+    Closures, lambdas and `functools.partial` objects are replaced, also inside of
+    tuples, lists, dictionaries, named tuples and recipes. Functions of a module, arrays
+    and other objects are returned as they are, as are functions whose content cannot be
+    read.
+
+    >>> import optax
+    >>> optax.adam(0.1) == optax.adam(0.1)
+    False
+    >>> first = canonical(optax.adam(0.1))
+    >>> first == canonical(optax.adam(0.1)), first == canonical(optax.adam(0.2))
+    (True, False)
+    """
+    return _canonical(value)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, partial) or _is_made_by_call(value):
+        return _first_like(value)
+    if type(value) is dict:
+        return _rebuilt(value, value, dict)
+    if type(value) in (tuple, list):
+        kind = type(value)
+        return _rebuilt(value, dict(enumerate(value)), lambda new: kind(new.values()))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        named: Any = value
+        return _rebuilt(value, named._asdict(), lambda new: named._replace(**new))
+    if _is_recipe(value):
+        fields = dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
+        names = [field.name for field in fields if field.init]
+        parts = {name: getattr(value, name) for name in names}
+        return _rebuilt(value, parts, partial(_replaced, value))
     return value
 
 
-def _tell(told: Any, value: Any, within: tuple[int, ...]) -> None:
-    if id(value) in within:
-        # A function that calls itself is among what it has closed over.
-        told.update(b"again")
-        return
-    label, children = _parts(value)
-    told.update(label.encode() if isinstance(label, str) else label)
-    told.update(f"({len(children)})".encode())
-    for child in children:
-        _tell(told, child, (*within, id(value)))
+def _rebuilt(value: Any, parts: dict, make: Callable[[dict], Any]) -> Any:
+    """`make` of the canonical parts; `value` itself if they are the same objects."""
+    new = {name: _canonical(part) for name, part in parts.items()}
+    return value if all(new[name] is parts[name] for name in parts) else make(new)
 
 
-@functools.singledispatch
-def _parts(value: Any) -> tuple[Any, list]:
-    """What a value is by itself, and what it is made of."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        return _kind(value), [getattr(value, name) for name in fields]
-    # What is compiled, or has derivatives of its own, is around a function.
-    inner = getattr(value, "__wrapped__", None) or getattr(value, "__dict__", {})
-    return _kind(value), [inner]
+def _replaced(value: Any, parts: dict) -> Any:
+    return dataclasses.replace(value, **parts)
 
 
-def _kind(value: Any) -> str:
-    return _name(type(value))
+def _is_made_by_call(value: Any) -> bool:
+    """Whether the same line of code may make many functions like this one."""
+    return isinstance(value, types.FunctionType) and (
+        value.__closure__ is not None or "<" in value.__qualname__
+    )
 
 
-def _name(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+def _is_recipe(value: Any) -> bool:
+    options = getattr(type(value), "__dataclass_params__", None)
+    return options is not None and options.frozen
 
 
-@_parts.register(type(None))
-@_parts.register(bool)
-@_parts.register(int)
-@_parts.register(float)
-@_parts.register(complex)
-@_parts.register(str)
-@_parts.register(bytes)
-def _of_value(value: Any) -> tuple[str, list]:
-    return f"{type(value).__name__} {value!r}", []
+def _first_like(value: Any) -> Any:
+    found = strict_digest(value)
+    if found is None:
+        return value
+    known = _first.get(found)
+    # It may refer to an object that has changed since.
+    if known is not None and (known is value or strict_digest(known) == found):
+        return known
+    if _contents.setdefault(value, found) == found:
+        _first[found] = value
+    return value
 
 
-@_parts.register(np.ndarray)
-@_parts.register(np.generic)
-@_parts.register(jax.Array)
-def _of_array(value: Any) -> tuple[str, list]:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind = str(jax.random.key_impl(value))
-        return f"key {kind}", [jax.random.key_data(value)]
-    if not getattr(value, "is_fully_addressable", True):
-        shards = [np.asarray(shard.data) for shard in value.addressable_shards]
-        return "shards", shards
-    flat = np.ascontiguousarray(value).reshape(-1)
-    return f"{flat.dtype} {np.shape(value)} ", [flat.view(np.uint8).data]
+class _Graph(NamedTuple):
+    """Objects that a value is made of, the value itself first."""
+
+    labels: list[bytes]
+    parts: list[list[int]]
+    ordered: list[bool]
 
 
-@_parts.register(memoryview)
-def _of_bytes(value: memoryview) -> tuple[memoryview, list]:
-    return value, []
+def _graph(value: Any, strict: bool) -> _Graph:
+    # The list keeps all objects alive, so that no two of them have the same id.
+    objects, numbers = [value], {id(value): 0}
+    graph = _Graph([], [], [])
+    for each in objects:
+        label, parts, ordered = content(each, strict)
+        graph.labels.append(_label(label))
+        mine = []
+        for part in parts:
+            number = numbers.setdefault(id(part), len(objects))
+            if number == len(objects):
+                objects.append(part)
+            mine.append(number)
+        graph.parts.append(mine)
+        graph.ordered.append(ordered)
+        if strict and len(objects) > _MOST_OBJECTS:
+            raise UnknownError
+    return graph
 
 
-@_parts.register(list)
-@_parts.register(tuple)
-def _of_sequence(value: Iterable) -> tuple[str, list]:
-    return _kind(value), list(value)
+def _label(pieces: tuple[Any, ...]) -> bytes:
+    hashed = hashlib.sha256()
+    for piece in pieces:
+        data = piece.encode() if isinstance(piece, str) else piece
+        hashed.update(f"{len(data)} ".encode())
+        hashed.update(data)
+    return hashed.digest()
 
 
-@_parts.register(Mapping)
-def _of_mapping(value: Mapping) -> tuple[str, list]:
-    return "mapping", sorted(value.items(), key=lambda item: repr(item[0]))
+def _hash(graph: _Graph) -> str:
+    hashes = list(graph.labels)
+    cyclic = _hash_acyclic(graph, hashes)
+    separated = len({hashes[i] for i in cyclic})
+    while cyclic:
+        new = [_combined(graph, hashes, i) for i in cyclic]
+        for i, each in zip(cyclic, new, strict=True):
+            hashes[i] = each
+        if len(set(new)) == separated:
+            # Together, the hashes of all objects determine the graph.
+            hashes[0] = hashlib.sha256(
+                b"".join([hashes[0], *sorted(set(new))])
+            ).digest()
+            break
+        separated = len(set(new))
+    return hashes[0].hex()[:32]
 
 
-@_parts.register(set)
-@_parts.register(frozenset)
-def _of_set(value: Iterable) -> tuple[str, list]:
-    return "set", sorted(map(repr, value))
+def _hash_acyclic(graph: _Graph, hashes: list[bytes]) -> list[int]:
+    """Hash all objects that reach no cycle, in `hashes`, and return the others."""
+    users = [[] for _ in hashes]
+    for i, parts in enumerate(graph.parts):
+        for part in parts:
+            users[part].append(i)
+    missing = [len(parts) for parts in graph.parts]
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    while ready:
+        i = ready.pop()
+        hashes[i] = _combined(graph, hashes, i)
+        for user in users[i]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                ready.append(user)
+    return [i for i, count in enumerate(missing) if count]
 
 
-@_parts.register(types.FunctionType)
-def _of_function(value: Any) -> tuple[str, list]:
-    cells = [_content(cell) for cell in value.__closure__ or ()]
-    given = (value.__defaults__, value.__kwdefaults__)
-    return _name(value), [_undocumented(value), given, *cells]
-
-
-def _undocumented(value: Any) -> types.CodeType:
-    """The code of a function without its documentation, which may change freely."""
-    code = value.__code__
-    constants = code.co_consts
-    if value.__doc__ is not None and constants[:1] == (value.__doc__,):
-        constants = (None, *constants[1:])
-    return code.replace(co_consts=constants)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return "nothing yet"
-
-
-@_parts.register(types.CodeType)
-def _of_code(value: types.CodeType) -> tuple[bytes, list]:
-    return value.co_code, [value.co_names, *value.co_consts]
-
-
-@_parts.register(types.MethodType)
-def _of_method(value: types.MethodType) -> tuple[str, list]:
-    return "method", [value.__func__, value.__self__]
-
-
-@_parts.register(functools.partial)
-def _of_partial(value: functools.partial) -> tuple[str, list]:
-    return "partial", [value.func, value.args, value.keywords]
-
-
-@_parts.register(type)
-@_parts.register(types.BuiltinFunctionType)
-@_parts.register(types.ModuleType)
-def _of_named(value: Any) -> tuple[str, list]:
-    return f"{getattr(value, '__module__', '')} {value.__name__}", []
+def _combined(graph: _Graph, hashes: list[bytes], i: int) -> bytes:
+    parts = [hashes[part] for part in graph.parts[i]]
+    if not graph.ordered[i]:
+        parts.sort()
+    return hashlib.sha256(b"".join([graph.labels[i], *parts])).digest()

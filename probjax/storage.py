@@ -1,15 +1,15 @@
-"""Save and load parameters and results: no pickle, all or nothing.
+"""Save and load parameters and results, without pickle.
 
 A file is a NumPy `.npz` with one array per leaf and a description, in JSON, of the tree
-they hang on: dictionaries, lists, tuples, records and recipes. Records and recipes are
-written by name and read back only if they belong to probjax or optax, so that a file
-can name nothing else to import; a tree of your own classes is read back with `like`.
+that holds them: dictionaries, lists, tuples, records and recipes. Classes are written
+by registered name (`probjax.stored_names`), and only classes of probjax and optax are
+restored, so that a file cannot make a program import anything else. A tree that holds
+other classes is loaded with `like`. Files of version 0.1.0 can be loaded, too.
 """
 
-import dataclasses
-import importlib
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.archives import read_arrays
+from probjax.stored_names import (
+    FIELDS_OF_0_1_0,
+    NAMES_OF_0_1_0,
+    class_of,
+    field_names,
+    name_of,
+)
 from probjax.types import PyTree
 
-_FORMAT = "probjax 1"
-_TRUSTED = ("probjax", "optax")
+_FORMAT, _FORMAT_OF_0_1_0 = "probjax 2", "probjax 1"
+_PARTIAL = ".partial"
 
 
 def save(path: str | os.PathLike, tree: PyTree) -> None:
-    """Write `tree` to `path`, replacing what was there only when all is written.
+    """Write `tree` to `path`; an existing file is replaced only by a complete one.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probjax import ising
@@ -38,9 +45,10 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
     leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # A name of its own for every call, as several threads may save to one path.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             np.savez(file, allow_pickle=False, structure=np.array(structure), **leaves)
             file.flush()
             os.fsync(file.fileno())
@@ -49,31 +57,44 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
         partial.unlink(missing_ok=True)
 
 
+def remove_partial_files(path: str | os.PathLike) -> None:
+    """Remove files that a process left when it was killed while it saved to `path`.
+
+    No other thread or process may be saving to `path`.
+    """
+    path = Path(path).absolute()
+    for file in path.parent.iterdir():
+        if file.name.startswith(f".{path.name}.") and file.suffix == _PARTIAL:
+            file.unlink(missing_ok=True)
+
+
 def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
-    """Read what `save` wrote.
+    """Read a file that `save` wrote.
 
     Args:
-        like: a tree with the structure and shapes expected; needed if the file holds
-            records of classes that are not the library's own.
+        like: a tree with the expected structure and shapes; required if the file holds
+            records of classes that do not belong to probjax or optax.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     save(f"{folder}/mine.npz", {"filters": jnp.ones((3, 2)), "name": "first"})
-    ...     found = load(f"{folder}/mine.npz")
-    >>> found["filters"].shape, found["name"]
+    ...     loaded = load(f"{folder}/mine.npz")
+    >>> loaded["filters"].shape, loaded["name"]
     ((3, 2), 'first')
     """
     try:
-        found = read_arrays(path)
-        header = json.loads(str(found["structure"]))
-        arrays = [found[f"leaf{i}"] for i in range(len(found) - 1)]
-        if header["format"] != _FORMAT:
+        stored = read_arrays(path)
+        header = json.loads(str(stored["structure"]))
+        arrays = [stored[f"leaf{i}"] for i in range(len(stored) - 1)]
+        if header["format"] not in (_FORMAT, _FORMAT_OF_0_1_0):
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
-        return _rebuild(header["tree"], arrays, like)
+        is_old = header["format"] == _FORMAT_OF_0_1_0
+        tree = _translated(header["tree"]) if is_old else header["tree"]
+        return _rebuild(tree, arrays, like)
     except FileNotFoundError:
         raise
     except Exception as error:
-        # A damaged file can fail in any of the parsers: all of it is one trouble.
+        # A damaged file can fail in any of several parsers.
         raise ValueError(f"{path} cannot be read as a probjax file: {error}") from error
 
 
@@ -83,11 +104,10 @@ def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
         return {"value": node}
     if isinstance(node, (np.ndarray, np.generic, jax.Array)):
         return _describe_array(node, arrays)
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        names = [field.name for field in dataclasses.fields(node)]
-        return _describe_record(node, names, arrays)
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return _describe_record(node, getattr(node, "_fields"), arrays)  # noqa: B009
+    names = None if isinstance(node, type) else field_names(type(node))
+    if names is not None:
+        fields = {name: _describe(getattr(node, name), arrays) for name in names}
+        return {"record": name_of(type(node)), "fields": fields}
     if isinstance(node, (tuple, list)):
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [_describe(child, arrays) for child in node]}
@@ -109,24 +129,38 @@ def _describe_array(node, arrays):
 
 def _whole(array):
     here = getattr(array, "is_fully_addressable", True)
-    # Gathered it is by all processes or none, and one alone may have been asked.
+    # Not gathered here: that needs all processes, and perhaps only one of them saves.
     if not (here or array.is_fully_replicated):
         raise ValueError(
-            "cannot save an array of which other processes hold parts: let all of them "
-            "gather it, by jax.experimental.multihost_utils.process_allgather(array, "
-            "tiled=True)"
+            "cannot save an array that is spread over several processes; try "
+            "jax.experimental.multihost_utils.process_allgather(array, tiled=True) in "
+            "all of them"
         )
     return np.asarray(array)
 
 
-def _describe_record(node, names, arrays):
-    name = f"{type(node).__module__}:{type(node).__qualname__}"
-    fields = {field: _describe(getattr(node, field), arrays) for field in names}
-    return {"record": name, "fields": fields}
+def _translated(node: Any) -> Any:
+    """Description of a tree by version 0.1.0, in the names of today."""
+    match node:
+        case {"tuple": children}:
+            return {"tuple": [_translated(child) for child in children]}
+        case {"list": children}:
+            return {"list": [_translated(child) for child in children]}
+        case {"dict": children}:
+            return {"dict": {name: _translated(children[name]) for name in children}}
+        case {"record": str(name), "fields": fields}:
+            name = NAMES_OF_0_1_0.get(name, name)
+            renamed = FIELDS_OF_0_1_0.get(name, {})
+            today = {field: renamed.get(field, field) for field in fields}
+            fields = {
+                new: _translated(fields[old]) for old, new in today.items() if new
+            }
+            return {"record": name, "fields": fields}
+    return node
 
 
 def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
-    """The tree that `node` describes, in the classes of `like` where that is given."""
+    """The tree that `node` describes, in the classes of `like` if that is given."""
     match node:
         case {"value": value}:
             return value
@@ -147,7 +181,8 @@ def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
                 for name, child in children.items()
             }
         case {"record": name, "fields": fields}:
-            kind = _trusted_class(name) if like is None else type(like)
+            kind = class_of(name) if like is None else type(like)
+            _check_fields(name, fields, kind)
             likes = {field: getattr(like, field, None) for field in fields}
             fields = {
                 field: _rebuild(child, arrays, likes[field])
@@ -157,27 +192,23 @@ def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
     raise ValueError(f"it holds an unknown node {sorted(node)}")
 
 
+def _check_fields(name, fields, kind):
+    """Reject fields that a class does not have; fields it gained have defaults."""
+    if unknown := set(fields) - set(field_names(kind) or ()):
+        raise ValueError(
+            f"it holds a {name} with {', '.join(sorted(unknown))}, which {name} does "
+            "not have in this version of probjax"
+        )
+
+
 def _array(array, like):
     if like is not None and jnp.shape(like) != array.shape:
-        raise ValueError(f"expected shape {jnp.shape(like)}, found {array.shape}")
+        raise ValueError(f"expected shape {jnp.shape(like)}, got {array.shape}")
     if array.dtype == np.float64 and not jax.config.jax_enable_x64:  # pyright: ignore
         raise ValueError("it holds float64 numbers: enable jax_enable_x64 to load them")
     return jax.device_put(array)
 
 
-def _check_names(found, expected):
-    if set(found) != set(expected):
-        raise ValueError(f"expected names {sorted(expected)}, found {sorted(found)}")
-
-
-def _trusted_class(name):
-    module, _, path = name.partition(":")
-    if module.partition(".")[0] not in _TRUSTED:
-        raise ValueError(f"it holds a {name}; pass like= to read it")
-    found = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    is_record = dataclasses.is_dataclass(found) or hasattr(found, "_fields")
-    if not (isinstance(found, type) and is_record):
-        raise ValueError(f"it names {name}, which is no record")
-    return found
+def _check_names(given, expected):
+    if set(given) != set(expected):
+        raise ValueError(f"expected names {sorted(expected)}, got {sorted(given)}")

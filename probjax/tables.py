@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probjax.archives import array_names, read_array, read_arrays
+from probjax.archives import PickledError, array_names, read_array, read_arrays
 
 SPINS = ("-1", "1")
 MOST_LETTERS = 1000
@@ -177,11 +177,9 @@ def _stored(load):
     """The array that `load` finds in a file, if it is a table."""
     try:
         cells = load()
+    except PickledError as error:
+        raise ValueError("holds Python objects, a pickle, which is refused") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if "a pickle" in str(error):
-            raise ValueError(
-                "holds Python objects, a pickle, which is refused"
-            ) from error
         raise ValueError("is damaged or truncated") from error
     if cells.ndim != 2:
         raise ValueError(f"must hold rows of sites, (row, site), got {cells.shape}")

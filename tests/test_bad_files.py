@@ -255,7 +255,7 @@ def test_a_header_that_claims_more_than_there_is_gets_no_room(reader, tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name in arrays:
             archive.writestr(f"{name}.npy", header((10, 2**30), "|u1") + bytes(100))
-    assert "tells of 10737418240 bytes and has 100" in refuses(reader, path)
+    assert "describes 10737418240 bytes, but it has 100" in refuses(reader, path)
 
 
 @pytest.mark.parametrize("reader", MAPPED)
@@ -317,6 +317,13 @@ def test_a_checkpoint_with_arrays_of_another_shape_is_refused(tmp_path):
         refuses("checkpoint", path)
     storage.save(path, found | {"leaves": {"a": jnp.ones(3)}})
     refuses("checkpoint", path)
-    for wrong in ({"about": [1, 2]}, {"layouts": []}, {"driver": 1}):
-        storage.save(path, found | {"told": found["told"]._replace(**wrong)})
+    for wrong in (
+        {"digests": [1, 2]},
+        {"layouts": []},
+        {"driver": 1},
+        {"num_leaves": [-1]},
+        {"num_leaves": ["a"]},
+        {"surprise": 1},
+    ):
+        storage.save(path, found | {"header": found["header"] | wrong})
         refuses("checkpoint", path)

@@ -262,9 +262,9 @@ def test_a_checkpoint_of_another_fit_is_refused_and_left_alone(key, tmp_path):
         "tolerance": 0.5,
         "chart": ising.centred(rows),
     }.items():
-        with pytest.raises(ValueError, match=f"as these differ: {name}. Name another"):
+        with pytest.raises(ValueError, match=f"as these differ: {name}; try another"):
             run(**own | {name: other})
-    with pytest.raises(ValueError, match="differ: objective, params. Name"):
+    with pytest.raises(ValueError, match="differ: objective, params; try"):
         run(**own | {"objective": MPF(ising.energy), "params": random_ising(2, 4)})
     with pytest.raises(ValueError, match="checkpoint of a run of fit, not of ais"):
         chains(key)["ais"](checkpoint=Checkpoint(path))
@@ -283,7 +283,7 @@ def test_a_checkpoint_of_another_run_of_chains_is_refused(key, tmp_path):
         "path": annealing.Straight(jnp.ones(())),
         "pilot": annealing.Pilot(),
     }.items():
-        with pytest.raises(ValueError, match=f"as these differ: {name}. Name"):
+        with pytest.raises(ValueError, match=f"as these differ: {name}; try"):
             run(**{name: other})
 
 
@@ -305,7 +305,7 @@ def test_what_is_no_checkpoint_is_refused_and_left_alone(key, tmp_path):
 
 def test_what_a_kill_left_half_written_is_passed_over_and_removed(key, tmp_path):
     run = partial(chains(key)["ais"], pilot=None)
-    path, half = tmp_path / "ais.npz", tmp_path / ".ais.npz.12345"
+    path, half = tmp_path / "ais.npz", tmp_path / ".ais.npz.1f2e.partial"
     other = tmp_path / ".ais.npz.notes"
     half.write_bytes(b"PK half a file")
     other.write_bytes(b"mine")
@@ -324,7 +324,9 @@ def test_a_checkpoint_is_written_no_more_often_than_asked(key, tmp_path, monkeyp
 
 def test_runs_inside_jit_keep_nothing(tmp_path):
     checkpoint = Checkpoint(tmp_path / "ais.npz")
-    with pytest.raises(ValueError, match="inside jit or vmap cannot keep a checkpoint"):
+    with pytest.raises(
+        ValueError, match="inside jit or vmap cannot write a checkpoint"
+    ):
         jax.jit(lambda key: chains(key)["ais"](checkpoint=checkpoint).log_z)(
             jax.random.key(0)
         )
@@ -343,7 +345,7 @@ def test_a_directory_is_written_by_orbax(key, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "notes").write_text("mine")
-    with pytest.raises(ValueError, match="holds other things than a checkpoint"):
+    with pytest.raises(ValueError, match="holds other files than a checkpoint"):
         run(checkpoint=Checkpoint(full))
 
 

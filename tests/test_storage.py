@@ -1,5 +1,9 @@
+import os
+import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -85,7 +89,7 @@ def test_damage_anywhere_in_a_file_is_one_value_error(tmp_path):
         '{"surprise": 1}',
     ):
         with pytest.raises(ValueError, match="cannot be read"):
-            storage.load(forged(f'{{"format": "probjax 1", "tree": {tree}}}'))
+            storage.load(forged(f'{{"format": "probjax 2", "tree": {tree}}}'))
     with pytest.raises(ValueError, match="cannot be read"):
         storage.load(forged('{"format": "probjax 1"}'))
     storage.save(tmp_path / "model", random_ising(0, 5))
@@ -144,5 +148,44 @@ def test_a_file_cannot_name_code_to_run(tmp_path):
 
     with pytest.raises(ValueError, match="pass like="):
         storage.load(forged("os:getcwd"))
-    with pytest.raises(ValueError, match="no record"):
-        storage.load(forged("probjax.storage:os.getcwd"))
+    with pytest.raises(ValueError, match="not a record"):
+        storage.load(forged("optax:GradientTransformation.__call__"))
+
+
+def test_threads_that_save_to_one_path_leave_one_of_their_files(tmp_path, monkeypatch):
+    """All threads have written their arrays before the first one moves its file."""
+    path, num_threads = tmp_path / "model", 4
+    barrier = threading.Barrier(num_threads)
+    fsync = os.fsync
+
+    def wait(descriptor):
+        fsync(descriptor)
+        barrier.wait(60)
+
+    monkeypatch.setattr(storage.os, "fsync", wait)
+    trees = [jnp.full(3, i) for i in range(num_threads)]
+    threads = [threading.Thread(target=storage.save, args=[path, t]) for t in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    loaded = storage.load(path).tolist()
+    assert loaded in [tree.tolist() for tree in trees]
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_partial_files_of_a_killed_process_are_removed(tmp_path, monkeypatch):
+    path = tmp_path / "[a].npz"
+    others = [
+        tmp_path / name for name in ("[a].npz", ".[a].npz.notes", ".a.npz.partial")
+    ]
+    for file in others:
+        file.write_bytes(b"mine")
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    monkeypatch.setattr(storage.os, "replace", Mock(side_effect=OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        storage.save(path, jnp.ones(3))
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 4
+    storage.remove_partial_files(path)
+    assert set(tmp_path.iterdir()) == set(others)

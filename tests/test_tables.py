@@ -126,6 +126,16 @@ def _npy(array, **options):
     return stored.getvalue()
 
 
+def _npz(name, member):
+    import io
+    import zipfile
+
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        archive.writestr(f"{name}.npy", member)
+    return stored.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -146,6 +156,8 @@ def _npy(array, **options):
         ),
         ("x.npy", _npy(BITS - 3), "bits, spins of -1 and 1, or letters from 0, got -3"),
         ("x.npz", b"PK not a zip", "damaged, or no .npz"),
+        ("x.npz", _npz("a", _npy(np.array([[Trap()]], object))), "a pickle, which is"),
+        ("x.npz", _npz("a pickle", _npy(BITS)[:-5]), "damaged or truncated"),
         ("x.csv", "", "is empty"),
         ("x.csv", "\n\n", "is empty"),
         ("x.csv", "0,1\n0,1,1\n", "is ragged: line 2 has 3 entries, the first 2"),

@@ -1,0 +1,372 @@
+"""Names of classes in saved files, which do not depend on the source tree.
+
+Every record and recipe of the library that can occur in a saved tree has a registered
+name. After a class has moved, edit its entry in `NAMES`; a registered name itself never
+changes. Classes that hold functions cannot be saved and have no name.
+
+Files of version 0.1.0 name classes by module instead: `NAMES_OF_0_1_0` translates those
+names, and `FIELDS_OF_0_1_0` the fields that have been renamed since.
+"""
+
+import dataclasses
+import importlib
+from typing import Any
+
+NAMES: dict[str, str] = {
+    "AllFlips": "probjax.connectivity.flips:AllFlips",
+    "Annealed": "probjax.annealing.annealed:Annealed",
+    "annealing.Geometric": "probjax.annealing.path:Geometric",
+    "annealing.Particles": "probjax.annealing.course:Particles",
+    "annealing.Pilot": "probjax.annealing.pilot:Pilot",
+    "annealing.Plan": "probjax.annealing.plan:Plan",
+    "annealing.Straight": "probjax.annealing.path:Straight",
+    "Bernoulli": "probjax.annealing.base_discrete:Bernoulli",
+    "bilinear.Latents": "probjax.models.bilinear:Latents",
+    "bilinear.Params": "probjax.models.bilinear:Params",
+    "BitFlips": "probjax.connectivity.flips:BitFlips",
+    "blackjax.Info": "probjax.interop:BlackjaxInfo",
+    "blackjax.State": "probjax.interop:BlackjaxState",
+    "BlockChanges": "probjax.connectivity.blocks:BlockChanges",
+    "blocks.Moments": "probjax.blocks:Moments",
+    "blocks.PackedBits": "probjax.blocks:PackedBits",
+    "Bracket": "probjax.annealing.bounds:Bracket",
+    "Categorical": "probjax.annealing.base_discrete:Categorical",
+    "charts.Affine": "probjax.charts:Affine",
+    "charts.Composed": "probjax.charts:Composed",
+    "charts.Frozen": "probjax.charts:Frozen",
+    "charts.Positive": "probjax.charts:Positive",
+    "checkpoint.FirstHeader": "probjax.checkpoint_files:FirstHeader",
+    "cluster.State": "probjax.samplers.cluster:ClusterState",
+    "ColourGibbs": "probjax.samplers.gibbs:ColourGibbs",
+    "Comparison": "probjax.goodness:Comparison",
+    "Context": "probjax.types:Context",
+    "corruption.FixedFlips": "probjax.corruption:FixedFlips",
+    "corruption.GreyLevels": "probjax.corruption:GreyLevels",
+    "corruption.IndependentFlips": "probjax.corruption:IndependentFlips",
+    "Couplings": "probjax.couplings:Couplings",
+    "Data": "probjax.types:Data",
+    "datasets.Digits": "probjax.datasets:Digits",
+    "datasets.NaturalImages": "probjax.datasets:NaturalImages",
+    "dbn.Generated": "probjax.models.dbn:Generated",
+    "demo.Outcome": "probjax.demo:Outcome",
+    "descent.OptaxState": "probjax.descent:OptaxState",
+    "Draws": "probjax.samplers.run:Draws",
+    "em.Context": "probjax.objectives.latent:Sampled",
+    "Estimate": "probjax.annealing.evaluate:Estimate",
+    "exact.Moments": "probjax.exact.enumeration:Moments",
+    "exact.Spectrum": "probjax.exact.dynamics:Spectrum",
+    "experts.Params": "probjax.models.experts:Params",
+    "Exponential": "probjax.annealing.base:Exponential",
+    "families.Normaliser": "probjax.families:Normaliser",
+    "families.Space": "probjax.families:Space",
+    "Fit": "probjax.fitting:Fit",
+    "fit.Progress": "probjax.rounds:Progress",
+    "Gaps": "probjax.types:Gaps",
+    "gaps.Context": "probjax.objectives.gaps:Kept",
+    "gaps.ObservedRows": "probjax.observed:Observed",
+    "Gaussian": "probjax.annealing.base:Gaussian",
+    "gaussian_rbm.BlockGibbs": "probjax.models.gaussian_rbm:BlockGibbs",
+    "gaussian_rbm.Params": "probjax.models.gaussian_rbm:Params",
+    "gaussian_rbm.State": "probjax.models.gaussian_rbm:BlockState",
+    "gibbs.State": "probjax.samplers.gibbs:GibbsState",
+    "GroupL1": "probjax.objectives.penalty:GroupL1",
+    "Hamiltonian": "probjax.connectivity.trajectories:Hamiltonian",
+    "Hamiltonian.Ends": "probjax.connectivity.trajectories:Ends",
+    "hmc.Bounds": "probjax.leapfrog:Bounds",
+    "hmc.Info": "probjax.samplers.hmc:HMCInfo",
+    "hmc.Jitter": "probjax.samplers.hmc:Jitter",
+    "hmc.Momentum": "probjax.samplers.hmc:Momentum",
+    "hmc.Phase": "probjax.leapfrog:Phase",
+    "hmc.State": "probjax.samplers.hmc:HMCState",
+    "hopfield.Capacity": "probjax.models.hopfield.memory:Capacity",
+    "hopfield.Learned": "probjax.models.hopfield.rules:Learned",
+    "hopfield.Params": "probjax.models.hopfield.network:Params",
+    "hopfield.Recall": "probjax.models.hopfield.network:Recall",
+    "hopfield.Recovery": "probjax.models.hopfield.memory:Recovery",
+    "ica.Params": "probjax.models.ica:Params",
+    "Info": "probjax.types:Info",
+    "ising.Centred": "probjax.models.ising:Centred",
+    "ising.Params": "probjax.models.ising:Params",
+    "ising.Spins": "probjax.models.ising:Spins",
+    "Joined": "probjax.connectivity.general:Joined",
+    "L1": "probjax.objectives.penalty:L1",
+    "L2": "probjax.objectives.penalty:L2",
+    "Laplace": "probjax.annealing.base:Laplace",
+    "lbfgs.Memory": "probjax.descent:Memory",
+    "lbfgs.QuasiNewton": "probjax.descent:QuasiNewton",
+    "lbfgs.State": "probjax.descent:QuasiNewtonState",
+    "lbfgs.Trial": "probjax.descent:Trial",
+    "likelihood.Space": "probjax.objectives.likelihood:Space",
+    "linear.Params": "probjax.models.linear:Params",
+    "lookahead.Info": "probjax.samplers.lookahead:LookAheadInfo",
+    "LookAheadHMC": "probjax.samplers.lookahead:LookAheadHMC",
+    "marginal.Progress": "probjax.annealing.marginal:RowsDone",
+    "mcrbm.Params": "probjax.models.mcrbm:Params",
+    "Means": "probjax.samplers.run:Means",
+    "means.Running": "probjax.samplers.run:Running",
+    "Metropolis": "probjax.samplers.metropolis:Metropolis",
+    "metropolis.State": "probjax.samplers.metropolis:MetropolisState",
+    "Model": "probjax.families:Model",
+    "natural.BlockFactor": "probjax.natural.solves:Blocked",
+    "natural.Blocks": "probjax.natural.solves:Blocks",
+    "natural.ConjugateGradient": "probjax.natural.solves:ConjugateGradient",
+    "natural.Dense": "probjax.natural.solves:Dense",
+    "natural.Diagonal": "probjax.natural.solves:Diagonal",
+    "natural.DiagonalFactor": "probjax.natural.solves:Lengths",
+    "natural.IterativeFactor": "probjax.natural.solves:Iterated",
+    "natural.LowRank": "probjax.natural.solves:LowRank",
+    "natural.MatrixMetric": "probjax.natural.linear:Known",
+    "natural.PseudoInverse": "probjax.natural.solves:PseudoInverse",
+    "natural.Report": "probjax.natural.solves:Report",
+    "natural.Ridge": "probjax.natural.solves:Ridge",
+    "natural.Robust": "probjax.natural.solves:Robust",
+    "natural.RowMetric": "probjax.natural.linear:Table",
+    "natural.State": "probjax.natural.transform:NaturalState",
+    "natural.Whitening": "probjax.natural.whitening:Whitening",
+    "natural.WoodburyFactor": "probjax.natural.solves:Woodbury",
+    "Neighbours": "probjax.types:Neighbours",
+    "Normalised": "probjax.objectives.contrast:Normalised",
+    "objectives.Particles": "probjax.objectives.particles:Particles",
+    "OneFlip": "probjax.connectivity.flips:OneFlip",
+    "Path": "probjax.path:Path",
+    "penalty.Both": "probjax.sparing:Both",
+    "potts.Params": "probjax.models.potts:Params",
+    "Product": "probjax.annealing.base:Product",
+    "proximal.Evaluation": "probjax.proximal:Seen",
+    "proximal.State": "probjax.proximal:ProximalState",
+    "RandomFlips": "probjax.connectivity.flips:RandomFlips",
+    "rbm.BlockGibbs": "probjax.models.rbm.gibbs:BlockGibbs",
+    "rbm.Centred": "probjax.models.rbm.learning:Centred",
+    "rbm.Grown": "probjax.models.rbm.gibbs:Grown",
+    "rbm.Growth": "probjax.models.rbm.gibbs:Growth",
+    "rbm.Params": "probjax.models.rbm.machine:Params",
+    "rbm.State": "probjax.models.rbm.gibbs:BlockState",
+    "SiteChanges": "probjax.connectivity.sites:SiteChanges",
+    "SiteGrid": "probjax.connectivity.grid:SiteGrid",
+    "StudentT": "probjax.annealing.base:StudentT",
+    "SwendsenWang": "probjax.samplers.cluster:SwendsenWang",
+    "tables.Table": "probjax.tables:Table",
+    "Tempered": "probjax.samplers.tempering:Tempered",
+    "tempering.Info": "probjax.samplers.tempering:TemperedInfo",
+    "tempering.State": "probjax.samplers.tempering:TemperedState",
+    "Tuned": "probjax.samplers.tuning:Tuned",
+    "Uncertainty": "probjax.uncertainty:Uncertainty",
+    "Validation": "probjax.validation:Validation",
+    "Verdict": "probjax.diagnostics.verdict:Verdict",
+    "Whitening": "probjax.preprocessing:Whitening",
+    "Wolff": "probjax.samplers.cluster:Wolff",
+}
+"""Location of each class that can occur in a file, by registered name."""
+
+NAMES_OF_0_1_0: dict[str, str] = {
+    "probjax.annealing.annealed:Annealed": "Annealed",
+    "probjax.annealing.base:Exponential": "Exponential",
+    "probjax.annealing.base:Gaussian": "Gaussian",
+    "probjax.annealing.base:Laplace": "Laplace",
+    "probjax.annealing.base:Product": "Product",
+    "probjax.annealing.base:StudentT": "StudentT",
+    "probjax.annealing.base_discrete:Bernoulli": "Bernoulli",
+    "probjax.annealing.base_discrete:Categorical": "Categorical",
+    "probjax.annealing.bounds:Bracket": "Bracket",
+    "probjax.annealing.course:Particles": "annealing.Particles",
+    "probjax.annealing.evaluate:Estimate": "Estimate",
+    "probjax.annealing.marginal:RowsDone": "marginal.Progress",
+    "probjax.annealing.path:Geometric": "annealing.Geometric",
+    "probjax.annealing.path:Straight": "annealing.Straight",
+    "probjax.annealing.pilot:Pilot": "annealing.Pilot",
+    "probjax.annealing.plan:Plan": "annealing.Plan",
+    "probjax.blocks:Moments": "blocks.Moments",
+    "probjax.blocks:PackedBits": "blocks.PackedBits",
+    "probjax.charts:Affine": "charts.Affine",
+    "probjax.charts:Composed": "charts.Composed",
+    "probjax.charts:Frozen": "charts.Frozen",
+    "probjax.charts:Positive": "charts.Positive",
+    "probjax.checkpoint:_Told": "checkpoint.FirstHeader",
+    "probjax.connectivity.blocks:BlockChanges": "BlockChanges",
+    "probjax.connectivity.flips:AllFlips": "AllFlips",
+    "probjax.connectivity.flips:BitFlips": "BitFlips",
+    "probjax.connectivity.flips:OneFlip": "OneFlip",
+    "probjax.connectivity.flips:RandomFlips": "RandomFlips",
+    "probjax.connectivity.general:Joined": "Joined",
+    "probjax.connectivity.grid:SiteGrid": "SiteGrid",
+    "probjax.connectivity.sites:SiteChanges": "SiteChanges",
+    "probjax.connectivity.trajectories:Ends": "Hamiltonian.Ends",
+    "probjax.connectivity.trajectories:Hamiltonian": "Hamiltonian",
+    "probjax.corruption:FixedFlips": "corruption.FixedFlips",
+    "probjax.corruption:GreyLevels": "corruption.GreyLevels",
+    "probjax.corruption:IndependentFlips": "corruption.IndependentFlips",
+    "probjax.couplings:Couplings": "Couplings",
+    "probjax.datasets:Digits": "datasets.Digits",
+    "probjax.datasets:NaturalImages": "datasets.NaturalImages",
+    "probjax.demo:Outcome": "demo.Outcome",
+    "probjax.descent:Memory": "lbfgs.Memory",
+    "probjax.descent:OptaxState": "descent.OptaxState",
+    "probjax.descent:QuasiNewton": "lbfgs.QuasiNewton",
+    "probjax.descent:QuasiNewtonState": "lbfgs.State",
+    "probjax.descent:Trial": "lbfgs.Trial",
+    "probjax.diagnostics.verdict:Verdict": "Verdict",
+    "probjax.exact.dynamics:Spectrum": "exact.Spectrum",
+    "probjax.exact.enumeration:Moments": "exact.Moments",
+    "probjax.families:Model": "Model",
+    "probjax.families:Normaliser": "families.Normaliser",
+    "probjax.families:Space": "families.Space",
+    "probjax.fitting:Fit": "Fit",
+    "probjax.goodness:Comparison": "Comparison",
+    "probjax.interop:BlackjaxInfo": "blackjax.Info",
+    "probjax.interop:BlackjaxState": "blackjax.State",
+    "probjax.leapfrog:Bounds": "hmc.Bounds",
+    "probjax.leapfrog:Phase": "hmc.Phase",
+    "probjax.models.bilinear:Latents": "bilinear.Latents",
+    "probjax.models.bilinear:Params": "bilinear.Params",
+    "probjax.models.dbn:Generated": "dbn.Generated",
+    "probjax.models.experts:Params": "experts.Params",
+    "probjax.models.gaussian_rbm:BlockGibbs": "gaussian_rbm.BlockGibbs",
+    "probjax.models.gaussian_rbm:BlockState": "gaussian_rbm.State",
+    "probjax.models.gaussian_rbm:Params": "gaussian_rbm.Params",
+    "probjax.models.hopfield.memory:Capacity": "hopfield.Capacity",
+    "probjax.models.hopfield.memory:Recovery": "hopfield.Recovery",
+    "probjax.models.hopfield.network:Params": "hopfield.Params",
+    "probjax.models.hopfield.network:Recall": "hopfield.Recall",
+    "probjax.models.hopfield.rules:Learned": "hopfield.Learned",
+    "probjax.models.ica:Params": "ica.Params",
+    "probjax.models.ising:Centred": "ising.Centred",
+    "probjax.models.ising:Params": "ising.Params",
+    "probjax.models.ising:Spins": "ising.Spins",
+    "probjax.models.linear:Params": "linear.Params",
+    "probjax.models.mcrbm:Params": "mcrbm.Params",
+    "probjax.models.potts:Params": "potts.Params",
+    "probjax.models.rbm.gibbs:BlockGibbs": "rbm.BlockGibbs",
+    "probjax.models.rbm.gibbs:BlockState": "rbm.State",
+    "probjax.models.rbm.gibbs:Grown": "rbm.Grown",
+    "probjax.models.rbm.gibbs:Growth": "rbm.Growth",
+    "probjax.models.rbm.learning:Centred": "rbm.Centred",
+    "probjax.models.rbm.machine:Params": "rbm.Params",
+    "probjax.natural.linear:Known": "natural.MatrixMetric",
+    "probjax.natural.linear:Table": "natural.RowMetric",
+    "probjax.natural.solves:Blocked": "natural.BlockFactor",
+    "probjax.natural.solves:Blocks": "natural.Blocks",
+    "probjax.natural.solves:ConjugateGradient": "natural.ConjugateGradient",
+    "probjax.natural.solves:Dense": "natural.Dense",
+    "probjax.natural.solves:Diagonal": "natural.Diagonal",
+    "probjax.natural.solves:Iterated": "natural.IterativeFactor",
+    "probjax.natural.solves:Lengths": "natural.DiagonalFactor",
+    "probjax.natural.solves:LowRank": "natural.LowRank",
+    "probjax.natural.solves:PseudoInverse": "natural.PseudoInverse",
+    "probjax.natural.solves:Report": "natural.Report",
+    "probjax.natural.solves:Ridge": "natural.Ridge",
+    "probjax.natural.solves:Robust": "natural.Robust",
+    "probjax.natural.solves:Woodbury": "natural.WoodburyFactor",
+    "probjax.natural.transform:NaturalState": "natural.State",
+    "probjax.natural.whitening:Whitening": "natural.Whitening",
+    "probjax.objectives.contrast:Normalised": "Normalised",
+    "probjax.objectives.gaps:Kept": "gaps.Context",
+    "probjax.objectives.latent:Sampled": "em.Context",
+    "probjax.objectives.likelihood:Space": "likelihood.Space",
+    "probjax.objectives.particles:Particles": "objectives.Particles",
+    "probjax.objectives.penalty:GroupL1": "GroupL1",
+    "probjax.objectives.penalty:L1": "L1",
+    "probjax.objectives.penalty:L2": "L2",
+    "probjax.observed:Observed": "gaps.ObservedRows",
+    "probjax.path:Path": "Path",
+    "probjax.preprocessing:Whitening": "Whitening",
+    "probjax.proximal:ProximalState": "proximal.State",
+    "probjax.proximal:Seen": "proximal.Evaluation",
+    "probjax.rounds:Progress": "fit.Progress",
+    "probjax.samplers.cluster:ClusterState": "cluster.State",
+    "probjax.samplers.cluster:SwendsenWang": "SwendsenWang",
+    "probjax.samplers.cluster:Wolff": "Wolff",
+    "probjax.samplers.gibbs:ColourGibbs": "ColourGibbs",
+    "probjax.samplers.gibbs:GibbsState": "gibbs.State",
+    "probjax.samplers.hmc:HMCInfo": "hmc.Info",
+    "probjax.samplers.hmc:HMCState": "hmc.State",
+    "probjax.samplers.hmc:Jitter": "hmc.Jitter",
+    "probjax.samplers.hmc:Momentum": "hmc.Momentum",
+    "probjax.samplers.lookahead:LookAheadHMC": "LookAheadHMC",
+    "probjax.samplers.lookahead:LookAheadInfo": "lookahead.Info",
+    "probjax.samplers.metropolis:Metropolis": "Metropolis",
+    "probjax.samplers.metropolis:MetropolisState": "metropolis.State",
+    "probjax.samplers.run:Draws": "Draws",
+    "probjax.samplers.run:Means": "Means",
+    "probjax.samplers.run:Running": "means.Running",
+    "probjax.samplers.tempering:Tempered": "Tempered",
+    "probjax.samplers.tempering:TemperedInfo": "tempering.Info",
+    "probjax.samplers.tempering:TemperedState": "tempering.State",
+    "probjax.samplers.tuning:Tuned": "Tuned",
+    "probjax.sparing:Both": "penalty.Both",
+    "probjax.tables:Table": "tables.Table",
+    "probjax.types:Context": "Context",
+    "probjax.types:Data": "Data",
+    "probjax.types:Gaps": "Gaps",
+    "probjax.types:Info": "Info",
+    "probjax.types:Neighbours": "Neighbours",
+    "probjax.uncertainty:Uncertainty": "Uncertainty",
+    "probjax.validation:Validation": "Validation",
+}
+"""Registered name of each class of version 0.1.0, by its location in that version."""
+
+FIELDS_OF_0_1_0: dict[str, dict[str, str | None]] = {}
+"""Fields of version 0.1.0 that were renamed since, by registered name of their class:
+the new name of a field, or None for one that was removed and can be ignored."""
+
+_NAMES_BY_LOCATION = {location: name for name, location in NAMES.items()}
+
+
+def location_of(kind: type) -> str:
+    """`module:qualname` of a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def name_of(kind: type) -> str:
+    """Name by which a file refers to a record or a recipe.
+
+    >>> from probjax import ising
+    >>> name_of(ising.Params)
+    'ising.Params'
+    """
+    location = location_of(kind)
+    if not _is_in(location, "probjax"):
+        return location
+    if location not in _NAMES_BY_LOCATION:
+        raise ValueError(
+            f"tree must hold classes with a registered name, got a {location}; try to "
+            "save its fields instead"
+        )
+    return _NAMES_BY_LOCATION[location]
+
+
+def class_of(name: str) -> type:
+    """Class that a file refers to; only registered and optax classes are imported.
+
+    >>> class_of("ising.Params").__name__
+    'Params'
+    """
+    if name in NAMES:
+        return _imported(NAMES[name])
+    if ":" not in name or _is_in(name, "probjax"):
+        raise ValueError(f"it holds a {name}, unknown to this version of probjax")
+    if not _is_in(name, "optax"):
+        raise ValueError(f"it holds a {name}; pass like= to read it")
+    found = _imported(name)
+    if not (isinstance(found, type) and field_names(found) is not None):
+        raise ValueError(f"it names {name}, which is not a record")
+    return found
+
+
+def field_names(kind: Any) -> list[str] | None:
+    """Names of the fields of a record or a dataclass; None for any other class."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields) if hasattr(kind, "_fields") else None
+
+
+def _is_in(location: str, package: str) -> bool:
+    module, colon, _ = location.partition(":")
+    return bool(colon) and module.partition(".")[0] == package
+
+
+def _imported(location: str) -> Any:
+    module, _, path = location.partition(":")
+    found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
