@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from probjax.types import PyTree, is_concrete, recipe, static
 
 @recipe
 class Checkpoint:
-    """Path of a run's checkpoint: `fit(..., checkpoint=Checkpoint("fit.npz"))`.
+    """Path of a run's checkpoint: `Watch(checkpoint=Checkpoint("fit.npz"))`.
 
     The same call continues from the states in the file, and returns at once if the run
     had ended. To start again, remove the file.
@@ -46,16 +46,17 @@ class Checkpoint:
             every process writes its own part of arrays that are spread over devices,
             so that no process holds them whole (`pip install orbax-checkpoint`).
         every: the least number of seconds between two writes; 0 to write whenever the
-            driver returns to the host, which is every `callback_every` steps.
+            driver returns to the host, which is every `Watch.every` steps.
 
     >>> import tempfile
-    >>> from probjax import ScoreMatching, fit
+    >>> from probjax import ScoreMatching, Watch, fit
     >>> def energy(mean, x):
     ...     return jnp.sum((x - mean) ** 2) / 2
     >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(1), 2 * jnp.eye(2, 1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpoint = Checkpoint(f"{folder}/fit.npz")
-    ...     first, again = (fit(*args, checkpoint=checkpoint) for _ in range(2))
+    ...     watch = Watch(checkpoint=checkpoint)
+    ...     first, again = (fit(*args, watch=watch) for _ in range(2))
     >>> bool(first.params == again.params), bool(abs(first.params[0] - 1) < 1e-4)
     (True, True)
     """
@@ -161,42 +162,6 @@ def opened(
             yield Opened(checkpoint, driver, digests, form)
         finally:
             form.close()
-
-
-class Kept(NamedTuple):
-    """Functions by which a driver restores and writes its state."""
-
-    begin: Callable[[Callable[[], PyTree]], PyTree]
-    """The state on disk, or the result of the function given if there is none."""
-    keep: Callable[..., None]
-    """Write a state if it is due, or if it is the `last`."""
-
-
-def _begun(start: Callable[[], PyTree]) -> PyTree:
-    return start()
-
-
-def _forget(state: PyTree, last: bool = False) -> None:
-    pass
-
-
-NOT_KEPT = Kept(_begun, _forget)
-
-
-def kept_by(checkpoint: Checkpoint | None, driver: str, **arguments: Any) -> Kept:
-    """Functions by which a driver with one state uses a checkpoint, without a lock."""
-    if checkpoint is None:
-        return NOT_KEPT
-    path, digests = _check_arguments(checkpoint, driver, arguments)
-    run = Opened(checkpoint, driver, digests, form_of(path))
-
-    def begin(start):
-        return run.restore(0, start) if run.count else start()
-
-    def keep(state, last=False):
-        run.write([state], last)
-
-    return Kept(begin, keep)
 
 
 def _check_arguments(

@@ -20,7 +20,8 @@ EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
     annealing.course:Course annealing.pilot:Exploration blocks:Blocks blocks:Surveyed
-    checkpoint:Kept checkpoint_files:Form connectivity.general:Listed
+    annealing.bridge:Bridge annealing.path:Ends
+    checkpoint_files:Form connectivity.general:Listed driver:Job driver:Watch
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
     descent:Optax descent:Problem families:Family interop:Blackjax
     natural.linear:Streamed natural.scores:Given natural.scores:Metric
@@ -32,8 +33,8 @@ HOLD_FUNCTIONS = """
     objectives.score:ScoreMatching objectives.score:ScoreMatchingBySteps
     objectives.sparse:Sparse objectives.velocity:MinimumVelocity potential:Conditioned
     potential:Potential proximal:Proximal rounds:Plan rounds:Space
-    samplers.gibbs:HeatBath samplers.hmc:HMC samplers.hmc:Leap samplers.pieces:Pieces
-    samplers.tuning:Spread
+    samplers.gibbs:HeatBath samplers.hmc:HMC samplers.hmc:Leap
+    samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
     annealing.pilot:Explorers annealing.pilot:Found batches:Batches blocks:Block
@@ -41,7 +42,7 @@ INTERNAL = """
     contents:Content contents:Names
     exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space
     rounds:Run samplers.cluster:Bonds samplers.following:Moved samplers.hmc:Choice
-    samplers.pieces:Adding samplers.pieces:Drawing
+    samplers.observers:Averaged samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
 
