@@ -23,6 +23,7 @@ from probjax import (
     Gaussian,
     HeatBath,
     PersistentMPF,
+    Watch,
     ais,
     annealing,
     blocks,
@@ -60,6 +61,18 @@ def bits(key, rows=60):
     return jax.random.bernoulli(key, 0.4, (rows, 4)).astype(float)
 
 
+def watched(every, driver, *args, **options):
+    """A call of a driver, to be given a callback and a checkpoint."""
+
+    def run(callback=None, checkpoint=None, **more):
+        watch = None
+        if callback is not None or checkpoint is not None:
+            watch = Watch(callback, every=every, checkpoint=checkpoint)
+        return driver(*args, watch=watch, **(options | more))
+
+    return run
+
+
 def counted(run):
     """The outcome of a run, and in how many pieces it came to it."""
     pieces = []
@@ -90,10 +103,11 @@ def fits(key):
     em = EM(linear.gaussian, base=Gaussian(2), sampler=HMC(0.3), num_moves=2)
     persistent = PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=20)
     return {
-        "L-BFGS": partial(
-            fit, key, MPF(ising.energy), random_ising(0, 4), bits(key), callback_every=3
+        "L-BFGS": watched(
+            3, fit, key, MPF(ising.energy), random_ising(0, 4), bits(key)
         ),
-        "EM in minibatches": partial(
+        "EM in minibatches": watched(
+            2,
             fit,
             key,
             em,
@@ -103,9 +117,9 @@ def fits(key):
             batch_size=20,
             num_rounds=4,
             steps_per_round=3,
-            callback_every=2,
         ),
-        "persistent rounds": partial(
+        "persistent rounds": watched(
+            1,
             fit,
             key,
             persistent,
@@ -113,18 +127,18 @@ def fits(key):
             bits(key),
             num_rounds=5,
             steps_per_round=2,
-            callback_every=1,
         ),
-        "blocks": partial(
+        "blocks": watched(
+            3,
             fit,
             key,
             MPF(ising.energy),
             random_ising(0, 4),
             source,
             penalty=L2(0.01),
-            callback_every=3,
         ),
-        "blocks in minibatches": partial(
+        "blocks in minibatches": watched(
+            3,
             fit,
             key,
             MPF(ising.energy),
@@ -133,7 +147,6 @@ def fits(key):
             optimizer=ADAM,
             batch_size=10,
             steps_per_round=17,
-            callback_every=3,
         ),
     }
 
@@ -162,13 +175,14 @@ def test_a_fit_that_a_callback_ended_goes_on_without_it(key, tmp_path):
 
 def chains(key):
     start = jax.random.normal(key, (3, 2))
-    common = dict(sampler=HMC(0.5), num_draws=7, num_warmup=5, thin=2, callback_every=2)
+    common = dict(sampler=HMC(0.5), num_draws=7, num_warmup=5, thin=2)
     return {
-        "sample": partial(sample, key, quartic, 1.0, start, **common),
-        "sample_mean": partial(
-            sample_mean, key, quartic, 1.0, start, statistic=square, **common
+        "sample": watched(2, sample, key, quartic, 1.0, start, **common),
+        "sample_mean": watched(
+            2, sample_mean, key, quartic, 1.0, start, statistic=square, **common
         ),
-        "ais": partial(
+        "ais": watched(
+            7,
             ais,
             key,
             quartic,
@@ -178,9 +192,9 @@ def chains(key):
             num_particles=20,
             num_steps=30,
             resample_below=0.95,
-            callback_every=7,
         ),
-        "marginal_log_likelihood": partial(
+        "marginal_log_likelihood": watched(
+            4,
             marginal_log_likelihood,
             key,
             seen_with_noise,
@@ -192,7 +206,6 @@ def chains(key):
             num_steps=9,
             chunk_size=2,
             pilot=None,
-            callback_every=4,
         ),
     }
 

@@ -1,6 +1,8 @@
 """The natural gradient: metrics on parameters, their solves, and white coordinates."""
 
-from probjax.natural.linear import metric
+from probjax.natural.factors import Factor, Report
+from probjax.natural.metrics import metric
+from probjax.natural.regularisers import PseudoInverse, Regulariser, Ridge, Robust
 from probjax.natural.scores import (
     Given,
     Metric,
@@ -10,16 +12,13 @@ from probjax.natural.scores import (
     loss_scores,
     regression_scores,
 )
-from probjax.natural.solves import (
+from probjax.natural.structures import (
     Blocks,
     ConjugateGradient,
     Dense,
     Diagonal,
     LowRank,
-    PseudoInverse,
-    Report,
-    Ridge,
-    Robust,
+    Structure,
 )
 from probjax.natural.transform import (
     NaturalState,
@@ -35,15 +34,18 @@ __all__ = [
     "ConjugateGradient",
     "Dense",
     "Diagonal",
+    "Factor",
     "Given",
     "LowRank",
     "Metric",
     "NaturalState",
     "PseudoInverse",
+    "Regulariser",
     "Report",
     "Ridge",
     "Robust",
     "Scores",
+    "Structure",
     "Whitening",
     "draws_of",
     "energy_scores",

@@ -13,20 +13,24 @@ weight: the derivative of some number with respect to all parameters, its *score
 
 Which rows these are is up to whoever gives them: see `natural_gradient`.
 
-How G is then made use of, and A held or not, is in `probjax.natural.linear`.
+Products with G, and whether A is held in memory, are in `probjax.natural.linear`.
 
 Reference: thesis, "The Natural Gradient by Analogy to Signal Whitening", recipes;
 Amari, Neural Computation 10, 251 (1998).
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from probjax.data import as_data, num_rows
+from probjax.fitting import of_kind
+from probjax.natural.linear import Known, Linear, Table, times_rows, weighed
+from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.types import (
     Array,
     Data,
@@ -36,13 +40,39 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    float_dtype,
     recipe,
     static,
 )
 
 
+class MetricSource(abc.ABC):
+    """Definition of a metric: `Scores`, `Given` or `Metric`."""
+
+    has_rows: ClassVar[bool] = True
+    """Whether the metric is G = A'A with known rows of A."""
+
+    @abc.abstractmethod
+    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Linear:
+        """Metric at `params`, averaged over the rows of `data`."""
+
+    def with_centred(self, centred: bool) -> "MetricSource":
+        """Copy that subtracts the mean score or does not, if there are scores."""
+        return self
+
+    def in_coordinates(
+        self, to_params: Callable[[PyTree], Params]
+    ) -> "MetricSource | None":
+        """Metric of the coordinates of a chart; None if it cannot be derived."""
+        return None
+
+    def max_rank(self, params: Params, data: Data) -> int:
+        """Upper bound of the rank of the metric, from the shapes of its arguments."""
+        return _size(params)
+
+
 @recipe
-class Scores:
+class Scores(MetricSource):
     """Derivatives of a function of one row.
 
     Args:
@@ -67,13 +97,12 @@ class Scores:
         return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
 
     def values(self, params: Params, x: PyTree) -> Array:
-        """What is differentiated, `(row, ...)`."""
+        """Values of `function`, `(row, ...)`."""
         return jax.vmap(self.function, (None, 0))(params, x)
 
     def shape(self, params: Params, x: PyTree) -> tuple[int, ...]:
-        """Of what is differentiated, for one row."""
-        row = jax.tree.map(lambda rows: rows[0], x)
-        shape = jax.eval_shape(self.function, params, row).shape
+        """Shape of the result of `function` for one row."""
+        shape = row_shape(self.function, params, x)
         if len(shape) > 1 or (shape and self.centred):
             raise ValueError(
                 "the function of scores must return a number for a row"
@@ -82,19 +111,39 @@ class Scores:
         return shape
 
     def table(self, params: Params, x: PyTree) -> PyTree:
-        """The scores, leaves `(row, *leaf)`; of a vector, as many rows as it has."""
-        shape = self.shape(params, x)
-        derive = jax.grad if shape == () else jax.jacrev
-        jacobian = jax.vmap(derive(self.function), (None, 0))(params, x)
+        """Scores with leaves `(row, *leaf)`; for a vector, a row per entry."""
+        self.shape(params, x)
+        return jacobian(self.function, params, x)
 
-        def joined(leaf, like):
-            return leaf.reshape(-1, *jnp.shape(like))
+    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Streamed:
+        x, weights = _prepared(params, data)
+        self.shape(params, x)
+        return stream(
+            self.function,
+            params,
+            x,
+            weights,
+            centred=self.centred,
+            scale=jnp.asarray(self.scale, weights.dtype),
+            chunk_size=chunk_size,
+        )
 
-        return jax.tree.map(joined, jacobian, params)
+    def with_centred(self, centred: bool) -> "Scores":
+        return dataclasses.replace(self, centred=centred)
+
+    def in_coordinates(self, to_params: Callable[[PyTree], Params]) -> "Scores":
+        def function(point, x):
+            return self.function(to_params(point), x)
+
+        return dataclasses.replace(self, function=function)
+
+    def max_rank(self, params: Params, data: Data) -> int:
+        outputs = sum(self.shape(params, data.x)) or 1
+        return num_rows(data) * outputs - self.centred
 
 
 @recipe
-class Given:
+class Given(MetricSource):
     """Scores that a user computes, by a function of all rows.
 
     Args:
@@ -114,7 +163,7 @@ class Given:
     scale: float = 1.0
 
     def table(self, params: Params, x: PyTree) -> PyTree:
-        """As that of `Scores`."""
+        """Scores with leaves `(row, *leaf)`."""
         rows = self.function(params, Data(x))
         leaves, form = jax.tree.flatten(params)
         sizes = [leaf.size for leaf in leaves]
@@ -128,9 +177,21 @@ class Given:
         shaped = zip(parts, leaves, strict=True)
         return form.unflatten([p.reshape(-1, *leaf.shape) for p, leaf in shaped])
 
+    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Table:
+        x, weights = _prepared(params, data)
+        table = self.table(params, x)
+        mean = times_rows(table, weights) if self.centred else None
+        return weighed(table, mean, weights * jnp.asarray(self.scale, weights.dtype))
+
+    def with_centred(self, centred: bool) -> "Given":
+        return dataclasses.replace(self, centred=centred)
+
+    def max_rank(self, params: Params, data: Data) -> int:
+        return num_rows(data) - self.centred
+
 
 @recipe
-class Metric:
+class Metric(MetricSource):
     """A metric that a user computes.
 
     Args:
@@ -146,22 +207,28 @@ class Metric:
 
     function: Callable[[Params, Data], Float[Array, "n n"]] = static()
 
+    has_rows: ClassVar[bool] = False
 
-AnyScores = Scores | Given | Metric
+    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Known:
+        matrix, size = self.function(params, data), _size(params)
+        if jnp.shape(matrix) != (size, size):
+            raise ValueError(
+                f"a metric of {size} parameters must be {size} x {size}, got shape "
+                f"{jnp.shape(matrix)}"
+            )
+        return Known(matrix, params)
 
 
-def as_scores(scores: Any, centred: bool | None = None) -> AnyScores:
-    """`scores`, or a user's function as `Given`; centred or not, as asked for."""
-    if not isinstance(scores, AnyScores):
-        if not callable(scores):
+def as_scores(scores: Any, centred: bool | None = None) -> MetricSource:
+    """Return `scores`, or a user's function as `Given`, centred or not if specified."""
+    if not isinstance(scores, MetricSource):
+        if isinstance(scores, type) or not callable(scores):
             raise ValueError(
                 "scores must be energy_scores(energy), or a function of params and "
-                f"data, got {type(scores).__name__}"
+                f"data, got {scores!r}; try energy_scores(energy)"
             )
         scores = Given(scores)  # pyright: ignore[reportArgumentType]
-    if centred is None or isinstance(scores, Metric):
-        return scores
-    return dataclasses.replace(scores, centred=centred)
+    return scores if centred is None else scores.with_centred(centred)
 
 
 def energy_scores(energy: Energy, *, centred: bool = True) -> Scores:
@@ -213,3 +280,15 @@ def regression_scores(function: Callable[[Params, State], Array]) -> Scores:
     [[2.0, 0.0], [0.0, 18.0]]
     """
     return Scores(function, scale=2.0)
+
+
+def _prepared(params, data):
+    """Rows in the dtype of the parameters, and their weights with sum 1."""
+    kind = float_dtype(params)
+    weights = data.weights
+    weights = jnp.ones(num_rows(data)) if weights is None else weights
+    return of_kind(kind, data.x), weights.astype(kind) / weights.sum().astype(kind)
+
+
+def _size(params):
+    return sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))

@@ -19,7 +19,6 @@ J. Comput. Phys. 516, 113351 (2024) for the momentum. W'W: Amari, Cichocki and Y
 NIPS 8 (1996).
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,17 +31,12 @@ import optax
 from probjax import exact
 from probjax.data import as_data
 from probjax.data import num_rows as count_rows
-from probjax.natural.linear import Table, linearised
-from probjax.natural.scores import AnyScores, Metric, Scores, as_scores
-from probjax.natural.solves import (
-    ConjugateGradient,
-    Dense,
-    LowRank,
-    Report,
-    Ridge,
-    Structure,
-    as_regulariser,
-)
+from probjax.natural.factors import Report
+from probjax.natural.linear import Table
+from probjax.natural.metrics import linearised
+from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
+from probjax.natural.scores import MetricSource, as_scores
+from probjax.natural.structures import Dense, Structure
 from probjax.potential import potential
 from probjax.types import (
     Array,
@@ -54,15 +48,15 @@ from probjax.types import (
     Sampler,
     check_count,
     float_dtype,
-    is_concrete,
 )
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
 
 
 class NaturalState(NamedTuple):
-    """What `natural_gradient` keeps from step to step.
+    """State of `natural_gradient` between steps.
 
+    >>> from probjax.natural import Metric
     >>> def ours(params, data):
     ...     return jnp.diag(jnp.array([1.0, 4.0]))
     >>> transform = natural_gradient(Metric(ours), damping=0.0)
@@ -73,17 +67,17 @@ class NaturalState(NamedTuple):
     """
 
     step: Array
-    """How many there were."""
+    """Number of steps so far."""
     factor: PyTree
-    """The inverse of the metric, where it serves several steps."""
+    """Inverse of the metric, if it is kept for several steps; otherwise None."""
     direction: PyTree
-    """The natural gradient of the step before, for momentum."""
+    """Natural gradient of the previous step, with momentum; otherwise None."""
     report: Report
-    """Rank and condition of the last metric that was inverted."""
+    """Rank and condition number of the last metric that was inverted."""
 
 
 def natural_gradient(
-    scores: AnyScores | Callable[[Params, Data], Array],
+    scores: MetricSource | Callable[[Params, Data], Array],
     *,
     damping: Any = 1e-2,
     centred: bool | None = None,
@@ -103,11 +97,12 @@ def natural_gradient(
     Args:
         scores: what G is made of: `energy_scores(energy)`, or a function of params and
             data that returns `(row, n)`.
-        damping: a share of the mean diagonal of G to add to it, or a schedule of it;
-            or `Robust()` or `PseudoInverse()`.
+        damping: a share of the mean diagonal of G that is added to G, or a schedule
+            of such shares; or a `Regulariser` such as `Robust()` or `PseudoInverse()`.
         centred: whether the mean score is taken off; None as `scores` have it, which is
             so for energies and functions.
-        solve: `Dense()`, `Blocks()`, `Diagonal()`, `LowRank()`, `ConjugateGradient()`.
+        solve: a `Structure`: `Dense()`, `Blocks()`, `Diagonal()`, `LowRank()`,
+            `ConjugateGradient()`, or a user's own.
         momentum: how much of the direction before is kept where G says little, as 0.9.
         every: how many steps a metric serves.
         rows: `rows(key, params, data)`, what G is averaged over in place of the data:
@@ -119,6 +114,7 @@ def natural_gradient(
             much memory, with `LowRank()` up to 2^27 numbers.
         key: for `rows`.
 
+    >>> from probjax.natural import Metric
     >>> def ours(params, data):
     ...     return jnp.diag(jnp.array([1.0, 4.0]))
     >>> transform = natural_gradient(Metric(ours), damping=0.0)
@@ -129,10 +125,13 @@ def natural_gradient(
     [1.0, 2.0]
     """
     scores = as_scores(scores, centred)
-    if isinstance(solve, type) or not hasattr(solve, "factor"):
-        raise ValueError(f"solve must be as Dense() or LowRank(), got {solve}")
-    schedule: Any = damping if callable(damping) else None
-    regulariser = Ridge() if schedule is not None else as_regulariser(damping)
+    if not isinstance(solve, Structure):
+        raise ValueError(
+            "solve must be an instance of a class that inherits from "
+            f"natural.Structure, got {solve!r}; try Dense() or LowRank()"
+        )
+    schedule = _schedule(damping)
+    regulariser = as_regulariser(damping) if schedule is None else Ridge()
     check_count("every", every)
     if num_rows is not None:
         check_count("num_rows", num_rows)
@@ -144,11 +143,11 @@ def natural_gradient(
         if rows is not None and key is not None:
             data = as_data(rows(jax.random.fold_in(key, step), here, data))
         mine = scores if to_params is None else _in_coordinates(scores, to_params)
-        tamed = regulariser if schedule is None else Ridge(schedule(step))
-        if isinstance(solve, Dense):
-            _check_rank(mine, tamed, params, data)
+        current = regulariser if schedule is None else Ridge(schedule(step))
+        if solve.needs_full_rank and current.is_exact():
+            _check_rank(mine, params, data)
         linear = linearised(mine, params, data, chunk_size=chunk_size)
-        return solve.factor(linear, params, tamed)
+        return solve.factor(linear, params, current)
 
     def init(params):
         unknown = jnp.full((), jnp.nan, float_dtype(params))
@@ -173,11 +172,12 @@ def natural_gradient(
             pull = now.damped(state.direction)
             updates = jax.tree.map(lambda g, p: g + momentum * p, updates, pull)
         direction = now.solve(updates)
+        kind = state.report.rank.dtype
         return direction, NaturalState(
             state.step + 1,
             now if every > 1 else None,
             direction if momentum else None,
-            now.report,
+            Report(*[jnp.asarray(value, kind) for value in now.report]),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -254,18 +254,22 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
     return rows
 
 
+def _schedule(damping) -> Callable[[Array], Any] | None:
+    """Schedule of the damping; None if it is a regulariser or not a function."""
+    if isinstance(damping, (Regulariser, type)) or not callable(damping):
+        return None
+    return damping
+
+
 def _in_coordinates(scores, to_params):
-    """The scores of a fit that descends in the coordinates of a chart."""
-    if not isinstance(scores, Scores):
+    """Scores of a fit that descends in the coordinates of a chart."""
+    found = scores.in_coordinates(to_params)
+    if found is None:
         raise ValueError(
-            "scores that are given for all rows know nothing of a chart: use "
-            "energy_scores, or no chart"
+            "scores must be derivatives of a function of one row if fit has a chart, "
+            f"got {scores!r}; try energy_scores(energy), or chart=None"
         )
-
-    def function(point, x):
-        return scores.function(to_params(point), x)
-
-    return dataclasses.replace(scores, function=function)
+    return found
 
 
 def _thinned(data, count):
@@ -286,7 +290,7 @@ def _thinned(data, count):
 
 
 def _template(solve, regulariser, params, num_rows):
-    """Zeros of the form that a kept factor has."""
+    """Zeros with the shapes and dtypes of a factor that is kept."""
 
     def factor():
         count = num_rows or 1
@@ -311,23 +315,32 @@ def _relative(gradient, matrix):
 def _check_options(scores, regulariser, solve, momentum, every, num_rows, rows, key):
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be from 0 to below 1, got {momentum}")
-    if momentum and not isinstance(regulariser, Ridge):
-        raise ValueError("momentum acts by the damping: give a number for damping")
-    if isinstance(scores, Metric) and isinstance(solve, LowRank):
-        raise ValueError("a metric given as a matrix has no rows: use Dense()")
+    if momentum and jax.eval_shape(regulariser.shift, np.ones(())) is None:
+        raise ValueError(
+            "damping must be a number with momentum, which acts through the damping, "
+            f"got {regulariser!r}; try damping=0.01, or momentum=0"
+        )
+    if solve.keeps_rows and not scores.has_rows:
+        raise ValueError(
+            f"scores must give rows for {solve!r}, got a metric that is a matrix; try "
+            "Dense()"
+        )
     if rows is not None and key is None:
-        raise ValueError("rows are drawn anew at each step: give a key")
+        raise ValueError(
+            "key must be given with rows, which are drawn at each step, got None; try "
+            "key=jax.random.key(0)"
+        )
     if every == 1:
         return
-    if isinstance(solve, ConjugateGradient):
+    if not solve.reusable:
         raise ValueError(
-            "conjugate gradients keep no inverse that could serve several steps: "
-            "leave every=1, or use another structure"
+            f"every must be 1 for {solve!r}, which keeps no inverse, got {every}; try "
+            "every=1 or Dense()"
         )
-    if isinstance(solve, LowRank) and num_rows is None:
+    if solve.keeps_rows and num_rows is None:
         raise ValueError(
-            "LowRank keeps the scores of its rows for several steps: say how many by "
-            "num_rows"
+            f"num_rows must be given for {solve!r} if every is above 1, because the "
+            "scores of these rows are kept, got None; try num_rows=100"
         )
 
 
@@ -346,20 +359,12 @@ def _check_update(updates, params, data):
         )
 
 
-def _check_rank(scores, regulariser, params, data):
-    if isinstance(scores, Metric) or not isinstance(regulariser, Ridge):
-        return
-    if not is_concrete(regulariser.damping) or regulariser.damping > 0:
-        return
+def _check_rank(scores, params, data):
     size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-    outputs = 1
-    if isinstance(scores, Scores):
-        outputs = sum(scores.shape(params, data.x)) or 1
-    rank = count_rows(data) * outputs - (1 if scores.centred else 0)
-    if rank < size:
+    if scores.max_rank(params, data) < size:
         raise ValueError(
-            f"a metric of {size} parameters from {count_rows(data)} rows is singular: "
-            "give damping, or PseudoInverse()"
+            f"a metric of {size} parameters from {count_rows(data)} rows is singular "
+            "without damping; try damping=0.01 or PseudoInverse()"
         )
 
 

@@ -23,9 +23,10 @@ from jax.flatten_util import ravel_pytree
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.driver import Watch, driver, run_in_turn
 from probjax.fitting import Fit, fit_job
-from probjax.natural.linear import metric
-from probjax.natural.scores import AnyScores
-from probjax.natural.solves import as_regulariser, eigen, refuse_singular, report_of
+from probjax.natural.factors import eigen, refuse_singular, report_of
+from probjax.natural.metrics import metric
+from probjax.natural.regularisers import as_regulariser
+from probjax.natural.scores import MetricSource
 from probjax.rounds import Plan
 from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
@@ -104,7 +105,7 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
 
 
 def whitened(
-    scores: AnyScores | Callable[[Params, Data], Array],
+    scores: MetricSource | Callable[[Params, Data], Array],
     params: Params,
     data: PyTree | Data,
     *,
@@ -142,7 +143,7 @@ def fit_whitened(
     objective: Objective,
     params: Params,
     data: PyTree | Data,
-    scores: AnyScores | Callable[[Params, Data], Array],
+    scores: MetricSource | Callable[[Params, Data], Array],
     *,
     num_turns: int = 5,
     damping: Any = 1e-2,
