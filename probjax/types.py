@@ -488,8 +488,11 @@ class Objective(ABC):
 
 def has_statistic(objective: Objective, params: Params, x: State) -> bool:
     """Return whether the loss depends on the mean of a statistic over rows `x`."""
-    first = jax.tree.map(lambda rows: rows[0], x)
-    return jax.eval_shape(objective.statistic, params, first).size > 0
+
+    def of_first(x):
+        return objective.statistic(params, jax.tree.map(lambda rows: rows[0], x))
+
+    return jax.eval_shape(of_first, x).size > 0
 
 
 class Info(NamedTuple):

@@ -21,18 +21,24 @@ from probjax import (
     MPF,
     Checkpoint,
     Gaussian,
+    GradientNorm,
     HeatBath,
     PersistentMPF,
     Watch,
     ais,
+    ais_until,
     annealing,
     blocks,
+    energy_scores,
     fit,
+    fit_whitened,
     ising,
     linear,
     marginal_log_likelihood,
+    reverse_ais,
     sample,
     sample_mean,
+    sandwich,
     storage,
 )
 from probjax.digest import digest
@@ -128,6 +134,17 @@ def fits(key):
             num_rounds=5,
             steps_per_round=2,
         ),
+        "whitened": watched(
+            1,
+            fit_whitened,
+            key,
+            MPF(ising.energy),
+            random_ising(0, 4),
+            bits(key),
+            energy_scores(ising.energy),
+            steps_per_round=3,
+            num_turns=4,
+        ),
         "blocks": watched(
             3,
             fit,
@@ -193,6 +210,41 @@ def chains(key):
             num_steps=30,
             resample_below=0.95,
         ),
+        "reverse_ais": watched(
+            7,
+            reverse_ais,
+            key,
+            quartic,
+            1.0,
+            Gaussian(2),
+            start,
+            sampler=HMC(0.5),
+            num_steps=30,
+        ),
+        "sandwich": watched(
+            11,
+            sandwich,
+            key,
+            quartic,
+            1.0,
+            Gaussian(2),
+            start,
+            sampler=HMC(0.5),
+            num_particles=5,
+            num_steps=30,
+        ),
+        "ais_until": watched(
+            7,
+            ais_until,
+            key,
+            quartic,
+            1.0,
+            Gaussian(2),
+            stderr=0.05,
+            sampler=HMC(0.5),
+            num_particles=50,
+            num_steps=10,
+        ),
         "marginal_log_likelihood": watched(
             4,
             marginal_log_likelihood,
@@ -214,9 +266,10 @@ def chains(key):
 def test_chains_that_were_cut_end_as_if_they_had_not_been(name, key, tmp_path):
     run = chains(key)[name]
     whole, pieces = counted(run)
-    found, those_kept = cut(run, tmp_path / "cut.npz", pieces=3)
-    chex.assert_trees_all_equal(found, whole)
-    assert those_kept == pieces
+    for at in {3, pieces - 1}:
+        found, those_kept = cut(run, tmp_path / f"{at}.npz", pieces=at)
+        chex.assert_trees_all_equal(found, whole)
+        assert those_kept == pieces
 
 
 def test_a_long_warm_up_is_kept_too(key, tmp_path, monkeypatch):
@@ -228,7 +281,7 @@ def test_a_long_warm_up_is_kept_too(key, tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage, "save", save)
     chains(key)["sample"](checkpoint=Checkpoint(tmp_path / "warm.npz", every=0.0))
-    assert steps[:4] == [[2, 0], [4, 0], [5, 0], [9, 2]]
+    assert steps[:4] == [[2, 0, 0], [4, 0, 0], [5, 0, 0], [9, 2, 0]]
 
 
 @pytest.mark.parametrize("job", ["ais", "fit"])
@@ -259,7 +312,7 @@ def test_a_checkpoint_of_another_fit_is_refused_and_left_alone(key, tmp_path):
         optimizer=ADAM,
         steps_per_round=3,
     )
-    run = partial(fit, checkpoint=Checkpoint(path))
+    run = partial(fit, watch=Watch(checkpoint=Checkpoint(path)))
     run(**own)
     written = path.read_bytes()
     for name, other in {
@@ -272,7 +325,7 @@ def test_a_checkpoint_of_another_fit_is_refused_and_left_alone(key, tmp_path):
         "num_rounds": 2,
         "penalty": L2(0.1),
         "batch_size": 5,
-        "tolerance": 0.5,
+        "stop": GradientNorm(0.5),
         "chart": ising.centred(rows),
     }.items():
         with pytest.raises(ValueError, match=f"as these differ: {name}; try another"):
@@ -338,7 +391,7 @@ def test_a_checkpoint_is_written_no_more_often_than_asked(key, tmp_path, monkeyp
 def test_runs_inside_jit_keep_nothing(tmp_path):
     checkpoint = Checkpoint(tmp_path / "ais.npz")
     with pytest.raises(
-        ValueError, match="inside jit or vmap cannot write a checkpoint"
+        ValueError, match="inside jit or vmap must not be given a watch"
     ):
         jax.jit(lambda key: chains(key)["ais"](checkpoint=checkpoint).log_z)(
             jax.random.key(0)
