@@ -156,7 +156,7 @@ def _check_fit(asked: Namespace) -> None:
         _check_out("--couplings", asked.couplings, ".csv")
     _check_figures(asked.figures)
     for option, of_model in (("hidden", "rbm"), ("states", "potts")):
-        if getattr(asked, option) is not None and asked.model != of_model:
+        if vars(asked)[option] is not None and asked.model != of_model:
             raise ValueError(
                 f"--{option} is of --model {of_model}: --model {asked.model} has none"
             )

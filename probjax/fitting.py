@@ -256,6 +256,8 @@ def loss(
     >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 2 log 2
     1.3863
     """
+    check_key(key)
+    check_role("objective", objective, Objective, "MPF(energy)")
     if isinstance(data, Blocks):
         raise ValueError("a loss is of rows in memory, got Blocks")
     data = at_door(objective, params, data)

@@ -74,8 +74,8 @@ class Bounds:
 
     def check(self, size: int) -> None:
         """Refuse bounds that are not of states of `size` coordinates."""
-        for name in ("lower", "upper"):
-            shape = np.shape(getattr(self, name))
+        for name, bound in (("lower", self.lower), ("upper", self.upper)):
+            shape = np.shape(bound)
             if shape not in ((), (size,)):
                 raise ValueError(
                     f"{name} must be one number or one for each of {size} coordinates, "

@@ -238,8 +238,10 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
 
 
-def check_role(name: str, given: Any, interface: type, example: str) -> None:
-    """Raise if `given` is not a recipe that inherits from `interface`."""
+def check_role(
+    name: str, given: Any, interface: type, example: str, *, home: str = "probjax"
+) -> None:
+    """Raise if `given` is not a recipe that inherits from `interface`, of `home`."""
     if isinstance(given, interface):
         if jax.tree_util.all_leaves([given]):
             raise ValueError(
@@ -249,7 +251,7 @@ def check_role(name: str, given: Any, interface: type, example: str) -> None:
         return
     kind = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
     raise ValueError(
-        f"{name} must inherit from probjax.{interface.__name__}, as {example} does, "
+        f"{name} must inherit from {home}.{interface.__name__}, as {example} does, "
         f"got {kind}"
     )
 

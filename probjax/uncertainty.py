@@ -40,6 +40,7 @@ from probjax.types import (
     Params,
     Penalty,
     PyTree,
+    check_role,
     float_dtype,
     has_statistic,
     is_concrete,
@@ -125,6 +126,7 @@ def uncertainty(
     >>> uncertainty(objective, fitted, rows).stderr.round(4).tolist()  # 2 / sqrt(4)
     [1.0]
     """
+    check_role("objective", objective, Objective, "MPF(energy)")
     if not objective.has_value:
         raise ValueError(
             f"{type(objective).__name__} is no loss that is minimised, so its "

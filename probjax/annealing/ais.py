@@ -202,7 +202,7 @@ def checked(
     check_count("num_particles", num_particles)
     check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
-    check_role("path", bridge.path, Path, "Geometric()")
+    check_role("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
     betas = check_schedule(betas, num_steps)
     key = jax.random.fold_in(key, 0)
     check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)

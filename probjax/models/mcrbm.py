@@ -293,5 +293,5 @@ def _check(params, x):
         ]
     )
     for name, shape in shapes._asdict().items():
-        if (found := jnp.shape(getattr(params, name))) != shape:
+        if (found := jnp.shape(params._asdict()[name])) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {found}")

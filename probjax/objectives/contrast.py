@@ -34,6 +34,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    check_role,
     float_dtype,
     holds,
     recipe,
@@ -90,6 +91,7 @@ class NoiseContrast(Objective):
 
     def prepare(self, params: Normalised, data: Data) -> Data:
         refuse_mask(data, "noise contrast compares densities of complete rows")
+        check_role("base", self.base, Base, "Gaussian(10)")
         if data.weights is not None and not holds(_is_share, data.weights):
             raise ValueError(
                 "weights above 1 would count one draw of noise for many rows: give "

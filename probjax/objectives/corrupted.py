@@ -24,6 +24,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    check_role,
     floating,
     has_statistic,
     recipe,
@@ -58,6 +59,14 @@ class Corrupted(ForwardingObjective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "corrupted rows are complete")
+        check_role("objective", self.objective, Objective, "MPF(energy)")
+        check_role(
+            "corruption",
+            self.corruption,
+            Corruption,
+            "FixedFlips(1)",
+            home="probjax.corruption",
+        )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
             raise ValueError(

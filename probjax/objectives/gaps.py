@@ -35,6 +35,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
+    check_role,
     holds,
     is_concrete,
     is_whole,
@@ -70,6 +71,7 @@ class GapObjective(Objective):
     exclude_data: bool = static(default=False)
 
     def prepare(self, params: Params, data: Data) -> Data:
+        check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
         data = data._replace(x=self.connectivity.prepare(data.x))
         check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
         if self.exclude_data:

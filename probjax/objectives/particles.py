@@ -33,6 +33,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    check_role,
     float_dtype,
     floating,
 )
@@ -75,6 +76,7 @@ def prepare_rows(
 ) -> Data:
     """`data` that the sampler can move, complete rows only, as `why` says."""
     refuse_mask(data, why)
+    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     first = jax.tree.map(lambda rows: floating(rows[0]), data.x)
     check_energy(energy, params, first)
     check_normalisable(energy, params)
@@ -82,7 +84,8 @@ def prepare_rows(
 
 
 def refuse_replicas(sampler: Sampler) -> None:
-    """Refuse a sampler that cannot take up a chain where another round left it."""
+    """Raise if a sampler cannot continue a chain where another round left it."""
+    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     if not sampler.resumable:
         raise ValueError(
             f"{type(sampler).__name__} keeps replicas beside the state, which every "

@@ -36,6 +36,7 @@ from probjax.types import (
     Params,
     Scalar,
     State,
+    check_role,
     has_statistic,
     holds,
     recipe,
@@ -81,6 +82,7 @@ class Sparse(ForwardingObjective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "hidden units are of complete rows")
+        check_role("objective", self.objective, Objective, "MPF(energy)")
         data = self.objective.prepare(params, data)
         if has_statistic(self.objective, params, data.x):
             raise ValueError(

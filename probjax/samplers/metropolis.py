@@ -29,6 +29,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    check_role,
     recipe,
     static,
 )
@@ -73,6 +74,7 @@ class Metropolis(Sampler):
         return state.terms
 
     def prepare(self, potential: Potential, x: State) -> State:
+        check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
         return self.connectivity.prepare(x)
 
     def init(

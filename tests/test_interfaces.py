@@ -1,0 +1,620 @@
+"""Interfaces: minimal classes work everywhere, and nothing is looked up by name."""
+
+import ast
+import inspect
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import random_ising
+
+import probjax
+from probjax import (
+    EM,
+    HMC,
+    L1,
+    MPF,
+    AllFlips,
+    Base,
+    Bernoulli,
+    BitFlips,
+    Chart,
+    Connectivity,
+    ContrastiveDivergence,
+    Corrupted,
+    Data,
+    FixedFlips,
+    Gaussian,
+    HeatBath,
+    Info,
+    Joined,
+    Metropolis,
+    NoiseContrast,
+    Objective,
+    Penalty,
+    PersistentDivergence,
+    PersistentMPF,
+    Sampler,
+    ScoreMatching,
+    Sparse,
+    StoppingRule,
+    ais,
+    ais_until,
+    annealing,
+    blocks,
+    charts,
+    cross_validate,
+    energy_scores,
+    fit,
+    fit_path,
+    fit_whitened,
+    interop,
+    ising,
+    loss,
+    marginal_log_likelihood,
+    recipe,
+    reverse_ais,
+    sample,
+    sample_mean,
+    samplers,
+    sandwich,
+    uncertainty,
+)
+from probjax.corruption import Corruption
+from probjax.descent import DescentMethod
+from probjax.forwarding import ForwardingObjective, ForwardingSampler
+from probjax.natural import Regulariser, Structure, draws_of
+from probjax.natural.factors import Factor
+from probjax.natural.linear import Linear
+from probjax.types import Context, Neighbours
+
+PACKAGE = Path(probjax.__file__).parent
+INTERFACES = (Base, Chart, Connectivity, Objective, Penalty, Sampler, StoppingRule)
+INTERFACES += (annealing.Path, Corruption, DescentMethod)
+INTERFACES += (Regulariser, Structure, Factor, Linear)
+# Where names are computed by necessity: fields of recipes, files, digests, and what
+# other libraries return.
+COMPUTED = {"types.py", "storage.py", "stored_names.py", "digest.py", "contents.py"}
+COMPUTED |= {"interop.py"}
+
+
+def members(interface):
+    own = {*vars(interface), *inspect.get_annotations(interface)}
+    return {name for name in own if not name.startswith("_")}
+
+
+def lookups(source):
+    """Calls of `getattr` and `hasattr`: the name looked up, None if it is computed."""
+    for node in ast.walk(ast.parse(source)):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if called and node.func.id in ("getattr", "hasattr"):
+            name = node.args[1]
+            yield node.lineno, name.value if isinstance(name, ast.Constant) else None
+
+
+def test_no_member_of_an_interface_is_looked_up_by_name():
+    known = set().union(*map(members, INTERFACES))
+    assert {"target_acceptance", "of_mean", "prox", "num_letters", "shift"} <= known
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for line, name in lookups(path.read_text()):
+            if name in known or (name is None and path.name not in COMPUTED):
+                found.append(f"{path.relative_to(PACKAGE)}:{line} {name}")
+    assert found == []
+
+
+def test_lookups_are_seen():
+    assert list(lookups("getattr(x, 'domain')\nhasattr(x, name)")) == [
+        (1, "domain"),
+        (2, None),
+    ]
+
+
+@pytest.mark.parametrize("forwarding", [ForwardingObjective, ForwardingSampler])
+def test_forwarding_classes_delegate_every_member(forwarding):
+    (interface,) = forwarding.__bases__
+    (within,) = inspect.get_annotations(forwarding)
+    assert members(interface) == members(forwarding) - {within}
+
+
+# Minimal classes: the required members alone.
+
+
+class Where(NamedTuple):
+    x: jax.Array
+
+
+@recipe
+class Walk(Sampler):
+    """A random walk with a fixed step."""
+
+    step_size: float = 1.0
+
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        walk_key, accept_key = jax.random.split(key)
+        there = state.x + self.step_size * jax.random.normal(walk_key, state.x.shape)
+        fall = potential(state.x) - potential(there)
+        accept = jnp.log(jax.random.uniform(accept_key)) < fall
+        x = jnp.where(accept, there, state.x)
+        return Where(x), Info(accept.astype(x.dtype))
+
+
+@recipe
+class AdaptedWalk(Sampler):
+    """A random walk that declares an acceptance, and nothing else, to be adapted."""
+
+    step_size: float = 1.0
+
+    @property
+    def target_acceptance(self):
+        return 0.4
+
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        return Walk(self.step_size).step(key, potential, state)
+
+
+@recipe
+class Turns(Sampler):
+    """Flips of single random bits, by Metropolis."""
+
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        bit_key, accept_key = jax.random.split(key)
+        bit = jax.random.randint(bit_key, (), 0, state.x.size)
+        there = state.x.at[bit].set(1 - state.x[bit])
+        fall = potential(state.x) - potential(there)
+        accept = jnp.log(jax.random.uniform(accept_key)) < fall
+        x = jnp.where(accept, there, state.x)
+        return Where(x), Info(accept.astype(x.dtype))
+
+
+@recipe
+class SquaredDistance(Objective):
+    def prepare(self, params, data):
+        return data
+
+    def row(self, params, x, context):
+        return jnp.sum((x - params) ** 2)
+
+
+@recipe
+class Neighbouring(Connectivity):
+    """The first bit flipped."""
+
+    def prepare(self, x):
+        return x.astype(float)
+
+    def states(self, x, moves):
+        near = x.at[0].set(1 - x[0])[None]
+        return Neighbours(near, jnp.zeros(1), jnp.ones(1))
+
+
+@recipe
+class Uniform(Base):
+    """Independent fair bits."""
+
+    size: int = probjax.static(default=3)
+
+    @property
+    def log_z(self):
+        return self.size * jnp.log(2.0)
+
+    def sample(self, key):
+        return jax.random.bernoulli(key, 0.5, (self.size,)).astype(float)
+
+    def energy(self, x):
+        return 0.0 * jnp.sum(x)
+
+
+@recipe
+class Normal(Base):
+    """Two standard normal numbers."""
+
+    @property
+    def log_z(self):
+        return jnp.log(2 * jnp.pi)
+
+    def sample(self, key):
+        return jax.random.normal(key, (2,))
+
+    def energy(self, x):
+        return jnp.sum(x**2) / 2
+
+
+@recipe
+class Quartic(Penalty):
+    def value(self, params):
+        return sum(jnp.sum(leaf**4) for leaf in jax.tree.leaves(params))
+
+
+@recipe
+class Doubled(Chart):
+    def forward(self, params):
+        return jax.tree.map(lambda leaf: 2 * leaf, params)
+
+    def inverse(self, coordinates):
+        return jax.tree.map(lambda leaf: leaf / 2, coordinates)
+
+
+@recipe
+class FewSteps(StoppingRule):
+    def is_met(self, progress, data):
+        return progress.step >= 2
+
+
+@recipe
+class Squared(annealing.Path):
+    def potential(self, ends, beta):
+        return annealing.Geometric().potential(ends, beta**2)
+
+
+KEY = jax.random.key(20120501)
+PARAMS = random_ising(0, 3, scale=0.5)
+BITS = np.array([[0, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
+ROUNDS = dict(num_rounds=3, steps_per_round=1, optimizer=optax.sgd(0.1))
+LOG_Z = float(probjax.exact.log_z(ising.energy, PARAMS, 3))
+
+
+def quadratic(precision, x):
+    return precision * jnp.sum(x**2) / 2
+
+
+def joint(params, x, a):
+    return jnp.sum((x - params * a) ** 2) / 2 + jnp.sum(a**2) / 2
+
+
+QUADRATIC_LOG_Z = float(jnp.log(2 * jnp.pi / 4.0))
+
+
+@pytest.mark.parametrize("sampler", [Walk(), AdaptedWalk()], ids=["fixed", "adapted"])
+def test_a_minimal_sampler_of_reals_works_in_every_driver(sampler):
+    x = np.random.default_rng(0).normal(size=(40, 2)) / 2
+    few = dict(sampler=sampler, num_draws=3)
+    draws = sample(KEY, quadratic, 4.0, x, num_warmup=2, **few)
+    more = sample(KEY, quadratic, 4.0, draws, **few)
+    assert int(more.step) == 8
+    means = sample_mean(KEY, quadratic, 4.0, x, statistic=jnp.sum, **few)
+    assert jnp.isfinite(means.stderr)
+    args = KEY, quadratic, 4.0, Gaussian(2)
+    run = dict(sampler=sampler, num_steps=50)
+    found = ais(*args, num_particles=400, **run)
+    assert abs(found.log_z - QUADRATIC_LOG_Z) < 5 * found.stderr + 0.02
+    both = sandwich(*args, x, **run)
+    assert both.lower < QUADRATIC_LOG_Z < both.upper
+    assert jnp.isfinite(reverse_ais(*args, x, **run).log_z)
+    until = ais_until(*args, stderr=0.5, num_particles=100, **run)
+    assert until.stderr < 0.5
+    tempered = samplers.Tempered(sampler, 0.5 ** jnp.arange(3))
+    assert ais(*args, num_particles=20, sampler=tempered, num_steps=5).ess > 1
+    rows = marginal_log_likelihood(
+        KEY, joint, 1.0, Normal(), x, num_particles=20, **run
+    )
+    assert jnp.isfinite(rows.value)
+    em = EM(joint, base=Normal(), sampler=sampler, num_moves=2)
+    assert jnp.isfinite(fit(KEY, em, 1.0, x, **ROUNDS).params)
+    for objective in (
+        ContrastiveDivergence(quadratic, sampler),
+        PersistentDivergence(quadratic, sampler, 20),
+        PersistentMPF(quadratic, sampler=sampler),
+    ):
+        assert jnp.isfinite(fit(KEY, objective, 4.0, x, **ROUNDS).params)
+    algorithm = interop.to_blackjax(sampler, quadratic, 4.0)
+    state = algorithm.init(jnp.ones(2), KEY)
+    assert algorithm.step(KEY, state)[0].x.shape == (2,)
+    metric = draws_of(quadratic, sampler, num_steps=2)
+    assert metric(KEY, 4.0, Data(jnp.asarray(x))).x.shape == x.shape
+
+
+def test_only_samplers_with_a_target_acceptance_are_adapted():
+    """And a `step_size` by itself changes nothing."""
+    args = KEY, quadratic, 4.0, Gaussian(2)
+    run = dict(num_particles=100, num_steps=50)
+    fixed, adapted = (
+        ais(*args, sampler=s, **run) for s in (Walk(9.0), AdaptedWalk(9.0))
+    )
+    assert fixed.plan.knots is None
+    assert 0.1 < float(jnp.exp(adapted.plan.log_step[-1])) < 5
+    x = jnp.zeros((50, 2))
+    found = samplers.tune(KEY, quadratic, 4.0, x, sampler=AdaptedWalk(9.0))
+    np.testing.assert_allclose(found.accept, 0.4, atol=0.1)
+    with pytest.raises(ValueError, match="sampler must have a target_acceptance"):
+        samplers.tune(KEY, quadratic, 4.0, x, sampler=Walk(9.0))
+    objective = PersistentMPF(quadratic, sampler=Walk(9.0))
+    shared = fit(KEY, objective, 4.0, x + 1, **ROUNDS).context.shared
+    assert shared.step_size is None
+
+
+def test_a_minimal_sampler_of_bits_is_right():
+    args = KEY, ising.energy, PARAMS
+    found = ais(*args, Uniform(), sampler=Turns(), num_particles=1000, num_steps=50)
+    assert abs(found.log_z - LOG_Z) < 5 * found.stderr
+    draws = sample(*args, BITS, sampler=Turns(), num_draws=4000, num_warmup=20)
+    truth = probjax.exact.moments(ising.energy, PARAMS, 3).mean
+    np.testing.assert_allclose(draws.x.mean((0, 1)), truth, atol=0.03)
+
+
+def test_a_minimal_objective_works_in_every_driver():
+    x = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 8.0]])
+    objective, start = SquaredDistance(), jnp.zeros(2)
+    found = fit(KEY, objective, start, x)
+    np.testing.assert_allclose(found.params, x.mean(0), rtol=1e-4)
+    assert loss(KEY, objective, found.params, x) == found.loss
+    by_batches = fit(KEY, objective, start, x, batch_size=2, **ROUNDS)
+    assert jnp.isfinite(by_batches.loss)
+    source = blocks.from_array(x, rows_per_block=2)
+    read = fit(KEY, objective, start, source)
+    np.testing.assert_allclose(read.params, found.params, rtol=1e-4)
+    assert uncertainty(objective, found, x).stderr.shape == (2,)
+    path = fit_path(KEY, objective, start, x, penalty=L1(1.0), num_strengths=3)
+    assert path.num_nonzero[-1] == 2
+    options = dict(penalty=L1(1.0), strengths=[1.0, 0.1], num_folds=2)
+    assert cross_validate(KEY, objective, start, x, **options).best in (0, 1)
+    white = fit_whitened(KEY, objective, start, x, energy_scores(apart))
+    np.testing.assert_allclose(white.params, found.params, rtol=1e-3)
+    odds = Sparse(objective, minus, target=0.5, strength=0.1)
+    assert jnp.isfinite(fit(KEY, odds, start, x).loss)
+    noisy = Corrupted(objective, FixedFlips(1))
+    options = dict(num_rounds=2, steps_per_round=2)
+    assert jnp.isfinite(fit(KEY, noisy, jnp.zeros(3), BITS, **options).loss)
+
+
+def apart(params, x):
+    return jnp.sum((x - params) ** 2) / 2
+
+
+def minus(params, x):
+    return x - params
+
+
+def test_wrappers_hide_nothing():
+    """What an objective says of itself is said by what is around it."""
+    inner = MPF(ising.energy, exclude_data=True)
+    some = BITS[:3]
+    for outer in (
+        Corrupted(MPF(ising.energy, exclude_data=True), FixedFlips(1)),
+        Sparse(inner, minus_first, target=0.5, strength=0.0),
+    ):
+        assert outer.couples_rows
+    found = fit(KEY, inner, PARAMS, some, stop=FewSteps())
+    noisy = Corrupted(inner, FixedFlips(1))
+    fitted = found._replace(context=Context(((), ()), found.context.shared))
+    with pytest.raises(ValueError, match="with exclude_data rows decide"):
+        uncertainty(noisy, fitted, some)
+    never = np.array([[0, 1, 0], [0, 0, 1], [0, 1, 1]])
+    sparse = Sparse(MPF(ising.energy), minus_first, target=0.5, strength=0.0)
+    with pytest.warns(probjax.UnboundedWarning, match="1 of 3 units never change"):
+        fit(KEY, sparse, PARAMS, never, steps_per_round=20, stop=Slack())
+
+
+@recipe
+class Slack(StoppingRule):
+    """Met at once, without ending a fit of several rounds."""
+
+    @property
+    def ends_fit(self):
+        return False
+
+    def is_met(self, progress, data):
+        return progress.step >= 1
+
+
+def minus_first(params, x):
+    return params.bias - x
+
+
+def test_a_minimal_connectivity_works_wherever_one_is_taken():
+    flow = MPF(ising.energy, connectivity=Neighbouring())
+    found = fit(KEY, flow, PARAMS, BITS, penalty=probjax.L2(0.1))
+    assert found.converged
+    reference = MPF(ising.energy, connectivity=BitFlips())
+    assert loss(KEY, flow, PARAMS, BITS) < loss(KEY, reference, PARAMS, BITS)
+    joined = Joined((Neighbouring(), AllFlips()))
+    assert jnp.isfinite(loss(KEY, MPF(ising.energy, connectivity=joined), PARAMS, BITS))
+    walk = Metropolis(Neighbouring())
+    draws = sample(KEY, ising.energy, PARAMS, BITS, sampler=walk, num_draws=5)
+    np.testing.assert_array_equal(draws.x[:, -1, 1:], BITS[:, 1:])
+    exclude = MPF(ising.energy, connectivity=Neighbouring(), exclude_data=True)
+    assert jnp.isfinite(
+        loss(KEY, exclude, PARAMS, BITS[:2] * 0 + [[0, 1, 1], [0, 0, 1]])
+    )
+    masked = Data(BITS, mask=np.ones_like(BITS, bool))
+    with pytest.raises(ValueError, match="needs a connectivity of bits or letters"):
+        fit(KEY, flow, PARAMS, masked, num_rounds=2)
+
+
+def test_a_minimal_base_works_wherever_one_is_taken():
+    args = KEY, ising.energy, PARAMS
+    run = dict(sampler=HeatBath(), num_steps=20)
+    found = ais(*args, Uniform(), num_particles=500, **run)
+    assert abs(found.log_z - LOG_Z) < 5 * found.stderr
+    both = sandwich(*args, Uniform(), BITS, **run)
+    assert jnp.isfinite(both.forward.log_z)
+    product = annealing.Product({"a": Uniform(2), "b": Uniform(1)})
+    np.testing.assert_allclose(product.log_z, 3 * np.log(2), rtol=1e-6)
+    x = np.random.default_rng(0).normal(size=(10, 2))
+    noise = NoiseContrast(quadratic, Normal())
+    assert jnp.isfinite(fit(KEY, noise, noise.start(1.0), x).loss)
+
+
+def test_a_minimal_penalty_works_wherever_one_is_taken():
+    x = np.array([[0.0, 1.0], [2.0, 3.0]])
+    args = KEY, SquaredDistance(), jnp.zeros(2), x
+    plain, found = fit(*args), fit(*args, penalty=Quartic())
+    assert (jnp.abs(found.params) < jnp.abs(plain.params)).all()
+    by_steps = fit(*args, penalty=Quartic(), **ROUNDS)
+    assert jnp.isfinite(by_steps.loss)
+    assert uncertainty(SquaredDistance(), found, x, penalty=Quartic()).stderr.all()
+    with pytest.raises(ValueError, match="penalty must have a strength to replace"):
+        fit_path(*args, penalty=Quartic())
+    with pytest.raises(ValueError, match="penalty must have a proximal map if it is"):
+        fit(*args, penalty=Kinked())
+
+
+@recipe
+class Kinked(Penalty):
+    @property
+    def smooth(self):
+        return False
+
+    def value(self, params):
+        return jnp.sum(jnp.abs(params))
+
+
+def test_a_minimal_chart_works_wherever_one_is_taken():
+    x = np.array([[0.0, 1.0], [2.0, 3.0]])
+    args = KEY, SquaredDistance(), jnp.zeros(2), x
+    found = fit(*args, chart=Doubled())
+    np.testing.assert_allclose(found.params, x.mean(0), rtol=1e-4)
+    twice = fit(*args, chart=charts.Composed((Doubled(), Doubled())))
+    np.testing.assert_allclose(twice.params, x.mean(0), rtol=1e-4)
+    errors = [
+        uncertainty(SquaredDistance(), found, x, chart=c) for c in (None, Doubled())
+    ]
+    np.testing.assert_allclose(errors[0].stderr, errors[1].stderr, rtol=1e-4)
+
+
+def test_a_minimal_stopping_rule_works_wherever_one_is_taken():
+    x = np.array([[0.5, 1.0, 2.0], [2.0, 3.0, 0.1]])
+    args = KEY, ScoreMatching(quadratic), 5.0, x
+    assert len(fit(*args, stop=FewSteps()).losses) == 2
+    path = fit_path(*args, penalty=L1(1.0), strengths=[0.1], stop=FewSteps())
+    assert path.converged.all()
+
+
+def test_a_minimal_path_works_wherever_one_is_taken():
+    args = KEY, quadratic, 4.0, Gaussian(2)
+    for sampler in (HMC(0.3), Walk(0.5)):
+        run = dict(sampler=sampler, num_steps=40, path=Squared())
+        found = ais(*args, num_particles=400, **run)
+        assert abs(found.log_z - QUADRATIC_LOG_Z) < 5 * found.stderr + 0.02
+    x = np.random.default_rng(0).normal(size=(50, 2)) / 2
+    both = sandwich(*args, x, **run)
+    assert both.lower < QUADRATIC_LOG_Z < both.upper
+
+
+# What does not inherit.
+
+
+class Duck:
+    """Has members of all kinds, and inherits from nothing."""
+
+    log_z = smooth = step = prepare = value = forward = inverse = is_met = potential = 0
+
+
+@recipe
+class Plain(Sampler):
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        return state, Info(jnp.ones(()))
+
+
+class Bare(Sampler):
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        return state, Info(jnp.ones(()))
+
+
+ARGS = KEY, quadratic, 1.0
+X = np.ones((3, 2))
+ANNEAL = dict(num_particles=2, num_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("Objective", lambda d: fit(KEY, d, 1.0, X)),
+        ("Objective", lambda d: loss(KEY, d, 1.0, X)),
+        ("Penalty", lambda d: fit(KEY, SquaredDistance(), 1.0, X, penalty=d)),
+        ("Chart", lambda d: fit(KEY, SquaredDistance(), 1.0, X, chart=d)),
+        ("StoppingRule", lambda d: fit(KEY, SquaredDistance(), 1.0, X, stop=d)),
+        ("Sampler", lambda d: sample(*ARGS, X, sampler=d, num_draws=1)),
+        ("Sampler", lambda d: ais(*ARGS, Gaussian(2), sampler=d, **ANNEAL)),
+        ("Sampler", lambda d: samplers.tune(*ARGS, X, sampler=d)),
+        ("Base", lambda d: ais(*ARGS, d, sampler=HMC(0.1), **ANNEAL)),
+        ("Path", lambda d: ais(*ARGS, Gaussian(2), sampler=HMC(0.1), path=d, **ANNEAL)),
+        ("Connectivity", lambda d: loss(KEY, MPF(quadratic, connectivity=d), 1.0, X)),
+        (
+            "Connectivity",
+            lambda d: sample(*ARGS, X, sampler=Metropolis(d), num_draws=1),
+        ),
+        ("Corruption", lambda d: loss(KEY, Corrupted(MPF(quadratic), d), 1.0, X)),
+        ("Sampler", lambda d: loss(KEY, ContrastiveDivergence(quadratic, d), 1.0, X)),
+        ("Base", lambda d: loss(KEY, NoiseContrast(quadratic, d), 1.0, X)),
+    ],
+)
+def test_what_does_not_inherit_is_refused_in_one_sentence(name, call):
+    with pytest.raises(ValueError, match=rf"must inherit from probjax\S*\.{name}, as"):
+        call(Duck())
+    with pytest.raises(ValueError, match=r"got the class Duck"):
+        call(Duck)
+
+
+def test_what_is_not_a_recipe_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="try @probjax.recipe on class Bare"):
+        sample(*ARGS, X, sampler=Bare(), num_draws=1)
+    assert sample(*ARGS, X, sampler=Plain(), num_draws=1).x.shape == (3, 1, 2)
+
+
+def test_a_forgotten_member_is_named_at_once():
+    @recipe
+    class Half(Sampler):
+        def init(self, key, potential, x):
+            return Where(x)
+
+    with pytest.raises(TypeError, match="abstract method '?step'?"):
+        Half()
+
+
+def test_a_field_does_not_take_the_default_of_the_interface():
+    @recipe
+    class Own(Sampler):
+        step_size: float
+
+        def init(self, key, potential, x):
+            return Where(x)
+
+        def step(self, key, potential, state):
+            return state, Info(jnp.ones(()))
+
+    with pytest.raises(TypeError, match="step_size"):
+        Own()
+    with pytest.raises(TypeError, match="domain must be a property"):
+
+        @recipe
+        class Wrong(Sampler):
+            domain: str
+
+            def init(self, key, potential, x):
+                return Where(x)
+
+            def step(self, key, potential, state):
+                return state, Info(jnp.ones(()))
+
+
+def test_a_base_and_a_sampler_of_other_states_are_refused():
+    args = KEY, ising.energy, PARAMS
+    with pytest.raises(ValueError, match="sampler must move bits, which Bernoulli"):
+        ais(*args, Bernoulli(3), sampler=HMC(0.1), **ANNEAL)
+    with pytest.raises(ValueError, match="sampler must move reals, which Gaussian"):
+        ais(*args, Gaussian(3), sampler=HeatBath(), **ANNEAL)
+    mixed = annealing.Product({"a": Gaussian(2), "b": Bernoulli(1)})
+    with pytest.raises(ValueError, match="sampler must move mixed, which Product"):
+        ais(KEY, quadratic, 1.0, mixed, sampler=HMC(0.1), **ANNEAL)
+    with pytest.raises(ValueError, match="sampler must move bits, which Bernoulli"):
+        ais(*args, Bernoulli(3), sampler=Walk(), **ANNEAL)
