@@ -188,7 +188,7 @@ def _orbax(path: Path) -> Form:
 
 def _read_orbax(path: Path, ocp: Any, manager: Any, step: int) -> Saved:
     # Version 0.1.0 named the header "about".
-    name = "header" if "header" in manager.item_metadata(step) else "about"
+    name = "about" if (path / str(step) / "about").exists() else "header"
     try:
         only = ocp.args.Composite(**{name: ocp.args.JsonRestore()})
         stored = manager.restore(step, args=only)[name]

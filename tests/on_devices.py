@@ -260,18 +260,18 @@ def cut(job, path):
             raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        write, restore = checkpoint._written, checkpoint._restored
+        write, restore = checkpoint._to_save, checkpoint.Opened.restore
 
-        def seen_written(driver, about, leaves):
-            written.append(leaves)
-            return write(driver, about, leaves)
+        def seen_written(driver, digests, states):
+            written.append(jax.tree.leaves(states))
+            return write(driver, digests, states)
 
         def seen_restored(*args):
             restored.append(restore(*args))
             return restored[-1]
 
-        patch.setattr(checkpoint, "_written", seen_written)
-        patch.setattr(checkpoint, "_restored", seen_restored)
+        patch.setattr(checkpoint, "_to_save", seen_written)
+        patch.setattr(checkpoint.Opened, "restore", seen_restored)
         with pytest.raises(KilledError):
             job(callback=die, checkpoint=kept)
         before = written[-1]
@@ -279,6 +279,31 @@ def cut(job, path):
     after = jax.tree.leaves(restored[0])
     pairs = zip(before, after, strict=True)
     return again, [a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs]
+
+
+def several_states(folder):
+    """A checkpoint of two states, which all processes or none can open."""
+    rows = spread(mine(np.arange(48.0, dtype=np.float32).reshape(16, 3)))
+    for form in (".npz", "") if find_spec("orbax") else (".npz",):
+        kept = Checkpoint(folder / f"states_{jax.device_count()}{form}")
+        with checkpoint.opened(kept, "job", {"rows": rows}) as run:
+            assert run.count == 0
+            refusal = "is in use by another run|cannot be opened by process 0"
+            with (
+                pytest.raises(ValueError, match=refusal),
+                checkpoint.opened(kept, "job", {"rows": rows}),
+            ):
+                pass
+            run.write([key(), {"rows": rows}], last=True)
+        with (
+            jax.set_mesh(rows.sharding.mesh),
+            checkpoint.opened(kept, "job", {"rows": rows}) as run,
+        ):
+            assert run.count == 2
+            again = run.restore(1, lambda: {"rows": rows})["rows"]
+            assert same_bits(again, rows).all()
+            assert again.sharding.is_equivalent_to(rows.sharding, rows.ndim)
+            assert run.restore(0, key) == key()
 
 
 def same_bits(one, other):
@@ -292,7 +317,7 @@ def saved(folder):
     path = folder / f"rows_{jax.device_count()}.npz"
     array = spread(mine(rows))
     if jax.process_count() > 1:
-        with pytest.raises(ValueError, match="of which other processes hold parts"):
+        with pytest.raises(ValueError, match="spread over several processes"):
             storage.save(path, array)
     else:
         storage.save(path, array)
@@ -348,6 +373,7 @@ def main():
         # Orbax has its own.
         warnings.simplefilter("ignore")
         cut_runs(found, Path(path).parent)
+        several_states(Path(path).parent)
     for part in (batches, chains):
         part(again)
     for name, value in again.items():

@@ -257,9 +257,13 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(locks, "_lock_now", unsupported)
+    path = tmp_path / "run.npz"
     with (
         pytest.warns(UserWarning, match="without locks .Function not implemented"),
-        locks.locked(tmp_path / "run.npz"),
+        locks.locked(path),
+        # Threads of one process still exclude each other.
+        pytest.raises(ValueError, match="in use by another run"),
+        locks.locked(path),
     ):
         pass
 

@@ -174,6 +174,15 @@ def test_threads_that_save_to_one_path_leave_one_of_their_files(tmp_path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_write_that_fails_leaves_no_partial_file(tmp_path, monkeypatch):
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as context:
+            context.setattr(storage.os, name, Mock(side_effect=OSError("full")))
+            with pytest.raises(OSError, match="full"):
+                storage.save(tmp_path / "model", jnp.ones(3))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_partial_files_of_a_killed_process_are_removed(tmp_path, monkeypatch):
     path = tmp_path / "[a].npz"
     others = [
