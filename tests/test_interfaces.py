@@ -532,6 +532,7 @@ class Bare(Sampler):
 
 ARGS = KEY, quadratic, 1.0
 X = np.ones((3, 2))
+ONE = dict(num_draws=1)
 ANNEAL = dict(num_particles=2, num_steps=2)
 
 

@@ -1,0 +1,130 @@
+"""Matrix products and convolutions ask for full float32 precision on every platform."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import export
+from small_models import random_ising
+
+from probjax import (
+    HMC,
+    MPF,
+    BitFlips,
+    Gaussian,
+    HeatBath,
+    ScoreMatching,
+    ais,
+    energy_scores,
+    fit,
+    ising,
+    log_likelihood,
+    loss,
+    natural_gradient,
+    sample,
+    samplers,
+    sandwich,
+    uncertainty,
+)
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+PRODUCTS = ("dot_general", "convolution")
+
+
+def images(params, x):
+    """An energy of one's own, with a convolution, a product and an einsum."""
+    kernel, weight = params
+    seen = jax.lax.conv(x.reshape(1, 1, 4, 4), kernel, (1, 1), "SAME").ravel()
+    return jnp.sum(jnp.tanh(weight @ seen) ** 2) + jnp.einsum("i,i", x, x) / 2
+
+
+PARAMS = (jnp.ones((1, 1, 2, 2)), jnp.ones((3, 16)))
+X = jnp.ones((5, 16)) / 3
+NATURAL = optax.chain(natural_gradient(energy_scores(ising.energy)), optax.sgd(1.0))
+
+
+def products(function, *args):
+    """The lines of a lowered program that have a product or a convolution."""
+    program = export.export(jax.jit(function), platforms=PLATFORMS)(*args)
+    lines = program.mlir_module().splitlines()
+    named = re.compile(rf"stablehlo\.({'|'.join(PRODUCTS)})\b")
+    return [line for line in lines if named.search(line)]
+
+
+def is_full(line):
+    return line.count("HIGHEST") == 2
+
+
+def fitted(key, params, x):
+    steps = dict(optimizer=optax.sgd(0.1), steps_per_round=2)
+    return fit(key, ScoreMatching(images), params, x, **steps).params
+
+
+def flow(key, params, x):
+    return fit(key, MPF(ising.energy, connectivity=BitFlips()), params, x).params
+
+
+def natural(key, params, x):
+    return fit(key, MPF(ising.energy), params, x, optimizer=NATURAL).params
+
+
+def value(key, params, x):
+    return loss(key, ScoreMatching(images), params, x)
+
+
+def errors(key, params, x):
+    objective = MPF(ising.energy)
+    return uncertainty(objective, fit(key, objective, params, x), x).covariance
+
+
+def drawn(key, params, x):
+    return sample(key, images, params, x, sampler=HMC(0.1), num_draws=2).x
+
+
+def swept(key, params, x):
+    return sample(key, ising.energy, params, x, sampler=HeatBath(), num_draws=2).x
+
+
+def annealed(key, params, x):
+    run = dict(sampler=HMC(0.1), num_steps=3, num_particles=4)
+    found = ais(key, images, params, Gaussian(16), **run)
+    return log_likelihood(images, params, x, found).value
+
+
+def bracketed(key, params, x):
+    run = dict(sampler=HMC(0.1), num_steps=3, pilot=None)
+    return sandwich(key, images, params, Gaussian(16), x, **run).upper
+
+
+def tuned(key, params, x):
+    return samplers.tune(key, images, params, x, sampler=HMC(0.1), num_steps=320).x
+
+
+OWN = [fitted, value, drawn, annealed, bracketed, tuned]
+
+
+@pytest.mark.parametrize("driver", [*OWN, flow, natural, errors, swept])
+def test_every_product_asks_for_full_precision(driver, key):
+    args = (PARAMS, X) if driver in OWN else (random_ising(0, 4), jnp.eye(4))
+    found = products(driver, key, *args)
+    assert found
+    assert [line for line in found if not is_full(line)] == []
+    if driver in OWN:
+        assert any("stablehlo.convolution" in line for line in found)
+
+
+def test_what_the_user_has_set_is_left_alone(key):
+    with jax.default_matmul_precision("default"):
+        found = products(drawn, key, PARAMS, X)
+    assert found
+    assert not any(map(is_full, found))
+
+
+def test_the_library_leaves_the_configuration_alone(key):
+    before = jax.config.jax_default_matmul_precision
+    sample(key, images, PARAMS, X, sampler=HMC(0.1), num_draws=1)
+    assert jax.config.jax_default_matmul_precision == before
+    assert not any(map(is_full, products(jnp.matmul, np.eye(2), np.eye(2))))
