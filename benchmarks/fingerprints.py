@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from benchmarks.harness import Options, Table
-from probjax import MPF, Corrupted, FixedFlips, fit, hopfield, plots
+from probjax import MPF, Corrupted, FixedFlips, Watch, fit, hopfield, plots
 
 FIGURE = Path("out/fingerprints.png")
 LEARNED, STARTED = 0.3, 0.4
@@ -94,11 +94,9 @@ def teach(x: jax.Array) -> Taught:
     history = []
 
     def look(progress):
-        number = int(progress.round) + 1
-        if number % LOOK == 0:
-            right = jax.vmap(hopfield.flip_gaps, (None, 0))(progress.params, x) < 0
-            fixed = int(right.all(1).sum())
-            history.append((number, float(right.mean()), fixed))
+        right = jax.vmap(hopfield.flip_gaps, (None, 0))(progress.params, x) < 0
+        fixed = int(right.all(1).sum())
+        history.append((int(progress.step), float(right.mean()), fixed))
 
     init_key, fit_key = jax.random.split(jax.random.key(0))
     rate = optax.cosine_decay_schedule(RATE, ROUNDS)
@@ -111,7 +109,7 @@ def teach(x: jax.Array) -> Taught:
         optimizer=optax.adam(rate),
         num_rounds=ROUNDS,
         steps_per_round=1,
-        callback=look,
+        watch=Watch(look, every=LOOK),
     )
     params = jax.block_until_ready(found.params)
     taken = time.perf_counter() - begun

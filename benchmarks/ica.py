@@ -26,6 +26,7 @@ from benchmarks.image_fits import Patches, load
 from probjax import (
     HMC,
     Fit,
+    GradientNorm,
     MaximumLikelihood,
     PersistentMPF,
     fit,
@@ -66,13 +67,11 @@ def learn(data: Patches, num_rounds: int) -> dict[str, Learned]:
     exactly = MaximumLikelihood(ica.energy, log_z=ica.log_z)
     # Where |u| turns, gradients of finite data have no zero: a mean over rows comes to
     # about one row's share.
-    tolerance = 10 / len(data.train)
+    stop = GradientNorm(10 / len(data.train))
     flow = PersistentMPF(ica.energy, sampler=HMC(0.2, num_steps=3), num_moves=5)
     return {
         LIKELIHOOD: Learned(
-            *timed(
-                lambda: fit(fit_key, exactly, start, data.train, tolerance=tolerance)
-            )
+            *timed(lambda: fit(fit_key, exactly, start, data.train, stop=stop))
         ),
         FLOW: Learned(
             *timed(

@@ -48,7 +48,17 @@ from benchmarks.ising_fits import (
     timed,
     way,
 )
-from probjax import L2, Data, MaximumLikelihood, cross_validate, exact, flow, ising, tap
+from probjax import (
+    L2,
+    Data,
+    GradientNorm,
+    MaximumLikelihood,
+    cross_validate,
+    exact,
+    flow,
+    ising,
+    tap,
+)
 from probjax.types import Scalar
 
 SHAPE, SIZE, ROWS = (10, 10), 100, 20_000
@@ -281,7 +291,7 @@ def validated(name: str, pairs: str, given: Problem) -> Search:
             strengths=STRENGTHS,
             num_folds=NUM_FOLDS,
             steps_per_round=MOST_STEPS,
-            tolerance=1e-5,
+            stop=GradientNorm(1e-5),
         )
     return Search(name, float(STRENGTHS[found.best]), time.perf_counter() - begun)
 

@@ -30,6 +30,7 @@ from benchmarks.mpf_cost import error, load_tasks
 from probjax import (
     MPF,
     RISE,
+    GradientNorm,
     LogRISE,
     NodeLikelihood,
     PseudoLikelihood,
@@ -40,6 +41,7 @@ from probjax import (
 )
 
 TOLERANCE = 1e-5
+STOP = GradientNorm(TOLERANCE)
 PEER, PEER_AT_BEST = "scikit-learn", "scikit-learn, float32, shared out"
 NODE_UNITS = 40
 
@@ -132,13 +134,13 @@ def programs(truth, x) -> dict[str, Callable[[], Found]]:
 
     def jointly(objective):
         key = jax.random.key(0)
-        found = fit(key, objective, start, data, chart=chart, tolerance=TOLERANCE)
+        found = fit(key, objective, start, data, chart=chart, stop=STOP)
         matrix = ising.coupling_matrix(found.params)
         return Found(matrix, len(found.losses), float(found.gradient_norm))
 
     def unit_by_unit(make):
         key = jax.random.key(0)
-        found = fit_nodes(key, make, ising.energy, start, data, tolerance=TOLERANCE)
+        found = fit_nodes(key, make, ising.energy, start, data, stop=STOP)
         matrix = ising.coupling_matrix(ising.symmetrised(found.params))
         steps = int(np.isfinite(found.losses).sum(1).max())
         return Found(matrix, steps, float(found.gradient_norm.max()))

@@ -29,7 +29,6 @@ from probjax.samplers import (
     LookAheadHMC,
     Momentum,
     reduced_flip,
-    resume,
     slice_flip,
     standard_flip,
 )
@@ -481,7 +480,7 @@ def speed_calls(energy, params, x, step_size, num_steps, num_leaps):
     start = sample(key, energy, params, x, sampler=sampler, num_draws=1)
 
     def ours():
-        return resume(
+        return sample(
             key, energy, params, start, sampler=sampler, num_draws=1, thin=num_leaps
         )
 

@@ -21,7 +21,7 @@ from benchmarks.harness import (
     ratio,
     time_together,
 )
-from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
+from probjax import MPF, Data, GradientNorm, PseudoLikelihood, exact, fit, ising
 from probjax.rows import default_chunk_size, loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
@@ -226,7 +226,7 @@ def bad_start(tasks) -> Table:
                 start,
                 x,
                 chart=ising.centred(x),
-                tolerance=tolerance,
+                stop=GradientNorm(tolerance),
             )
             wrong = error(ising.coupling_matrix(found.params), truth)
             rows.append(
@@ -280,13 +280,18 @@ def compilations(tasks) -> Table:
 def memory(options: Options) -> Table:
     program = f"""
 import jax, numpy as np
-from probjax import MPF, fit, ising
+from probjax import MPF, StoppingRule, fit, ising, recipe
+@recipe
+class AfterSteps(StoppingRule):
+    most: int
+    def is_met(self, progress, data):
+        return progress.step >= self.most
 rng, shape = np.random.default_rng(0), ({MEMORY_ROWS}, {MEMORY_UNITS})
 bits = rng.integers(0, 2, shape, np.uint8)
 start = ising.init(jax.random.key(0), {MEMORY_UNITS}, scale=0.01)
 found = fit(
     jax.random.key(0), MPF(ising.energy), start, bits, chart=ising.centred(bits),
-    chunk_size={MEMORY_CHUNK}, stop=lambda progress, data: progress.step >= 3,
+    chunk_size={MEMORY_CHUNK}, stop=AfterSteps(3),
 )
 assert len(found.losses) == 3
 """

@@ -16,7 +16,6 @@ Tricks for its Use".
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,20 @@ import optax
 from benchmarks import natural_machine
 from benchmarks.harness import Options, Table, ratio, time_together
 from benchmarks.mpf_cost import read
-from probjax import MPF, Fit, MaximumLikelihood, exact, experts, fit, ising, plots
+from probjax import (
+    MPF,
+    Data,
+    Fit,
+    MaximumLikelihood,
+    Progress,
+    StoppingRule,
+    exact,
+    experts,
+    fit,
+    ising,
+    plots,
+    recipe,
+)
 from probjax.charts import Frozen
 from probjax.natural import (
     Blocks,
@@ -152,13 +164,13 @@ def divergence(theta: np.ndarray) -> np.ndarray:
     return np.sum((theta @ np.asarray(MIXING).T) ** 2, 1) / 2
 
 
-@dataclass(frozen=True)
-class Below:
-    """A stopping rule: the loss to come to."""
+@recipe
+class Below(StoppingRule):
+    """Stop as soon as the loss is at most `target`."""
 
     target: float
 
-    def __call__(self, progress, data):
+    def is_met(self, progress: Progress, data: Data) -> jax.Array:
         return progress.loss <= self.target
 
 
@@ -222,9 +234,7 @@ def components(options: Options) -> Table:
     likelihood = MaximumLikelihood(experts.laplace, log_z=experts.laplace_log_z)
     # A strength and the length of its filter are one parameter, written as two.
     chart = Frozen(start, free=experts.Params(*map(jnp.asarray, (True, False))))
-    descend = partial(
-        fit, KEY, likelihood, data=x, chart=chart, tolerance=0.0, steps_per_round=most
-    )
+    descend = partial(fit, KEY, likelihood, data=x, chart=chart, steps_per_round=most)
     bottom = walked(partial(descend, params=truth), Below(-math.inf))
     minimum = float(bottom.found.losses.min())
     stop, descend = Below(minimum + 1e-2), partial(descend, params=start)
@@ -281,9 +291,10 @@ def lattice(options: Options) -> Table:
     flow, scores = MPF(ising.energy), energy_scores(ising.energy)
     minimum = last_loss(fit(KEY, flow, start, x, chart=ising.centred(x)))
     stop = Below(minimum + 1e-4 * abs(minimum))
-    steps = {"tolerance": 0.0, "steps_per_round": most}
-    descend = partial(fit, KEY, flow, start, x, **steps)
-    white = partial(fit_whitened, KEY, flow, start, x, scores, num_turns=1, **steps)
+    descend = partial(fit, KEY, flow, start, x, steps_per_round=most)
+    white = partial(
+        fit_whitened, KEY, flow, start, x, scores, num_turns=1, steps_per_round=most
+    )
     rates, steepest = LATTICE_RATES
     by = partial(descended, descend, stop, rates=rates[1:2] if options.quick else rates)
     ways = {

@@ -19,7 +19,7 @@ import optax
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from benchmarks.harness import Options, Table, Timing, peak_memory, ratio, time_together
-from probjax import MPF, fit, loss, plots, rbm
+from probjax import MPF, Watch, fit, loss, plots, rbm
 from probjax.natural import (
     ConjugateGradient,
     Diagonal,
@@ -188,8 +188,10 @@ def followed(descend, start, x, optimizer, num_steps) -> Course:
         descend(
             optimizer=optimizer,
             steps_per_round=num_steps,
-            callback=lambda progress: note(progress.step, progress.params),
-            callback_every=max(1, num_steps // 30),
+            watch=Watch(
+                lambda progress: note(progress.step, progress.params),
+                every=max(1, num_steps // 30),
+            ),
         )
     return Course(np.array(steps, float), np.array(losses))
 

@@ -51,6 +51,7 @@ from probjax import (
     sample,
     tap,
 )
+from probjax.objectives.gaps import GapObjective
 from probjax.objectives.reduce import log_mean_exp
 from probjax.plots import BLUE, GREY, ORANGE
 from probjax.samplers import HeatBath
@@ -121,11 +122,15 @@ def by_fit(
 ) -> Learned:
     start, chart = independent(data).params, ising.centred(data)
     # A log flow is as steep as the mean over units of their losses.
-    share = len(start.bias) if objective.reduce == log_mean_exp else 1
+    share = len(start.bias) if is_log_flow(objective) else 1
     penalty = ridge(start, strength / share)
     descend = partial(fit, jax.random.key(0), objective, start, data, chart=chart)
     found, warned = heard(partial(descend, penalty=penalty, **rounds))
     return Learned(found.params, len(found.losses), float(found.gradient_norm), warned)
+
+
+def is_log_flow(objective: Any) -> bool:
+    return isinstance(objective, GapObjective) and objective.reduction == log_mean_exp
 
 
 def by_units(make: Any, data: Data, *, strength: float = 0.0) -> Learned:

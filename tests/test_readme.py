@@ -38,6 +38,13 @@ def test_every_code_block_of_the_readme_runs(printed, tmp_path):
     assert (tmp_path / "triples.png").exists()
 
 
+def test_every_code_block_on_writing_your_own_runs(printed):
+    (line,) = printed("CONTRIBUTING.md")
+    spread, accepted = numbers(line)
+    assert abs(spread - 2) < 0.1
+    assert abs(accepted - 0.3) < 0.05
+
+
 def test_every_code_block_of_the_guide_runs(printed):
     worst, *path, back, apart, scored = printed("docs/pages/guide.md")
     *path, drawn, digits, contact = path
