@@ -220,7 +220,7 @@ def _checked(key, plan, params, data):
     _check_rounds(plan, first)
     if isinstance(rows, Surveyed):
         check_context(key, plan.objective, params, rows)
-    elif plan.penalty is None and plan.optimizer is None and not plan.stop.ends_fit:
+    elif plan.penalty is None and plan.optimizer is None and plan.stop.needs_minimum:
         warn_of_unbounded(plan.objective, params, rows, stacklevel=7)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, plan = of_kind(float_dtype(params), (params, plan))

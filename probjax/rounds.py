@@ -78,6 +78,8 @@ class Run(NamedTuple):
     """Whether this round has nothing left to do."""
     met: Array
     """Whether the stopping rule is met."""
+    stopped: Array
+    """Whether the stopping rule ends the fit."""
 
 
 def run_rounds(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
@@ -114,7 +116,7 @@ def advance(
 def is_over(plan: Plan, run: Run) -> Array:
     """Return whether nothing is left to do."""
     last = run.round + 1 == plan.num_rounds
-    return (run.met & plan.stop.ends_fit) | (last & run.ended)
+    return run.stopped | (last & run.ended)
 
 
 def progress(run: Run) -> Progress:
@@ -157,6 +159,7 @@ def start(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
         gradient_norm=jnp.full((), jnp.inf, kind),
         ended=~no,
         met=no,
+        stopped=no,
     )
 
 
@@ -201,7 +204,7 @@ def _descend(plan, key, run, params, data, limit):
 
     def busy(run):
         more = True if limit is None else run.step < limit
-        return ~(run.ended | (run.met & plan.stop.ends_fit)) & more
+        return ~(run.ended | run.stopped) & more
 
     def tick(run):
         rows, context, batches = data, run.context, run.batches
@@ -241,9 +244,11 @@ def tell(
     step, round_step = run.step + steps, run.round_step + steps
     found = space.params(method.point)
     now = Progress(run.round, step, method.value, norm, found, run.context.shared)
-    met = jnp.asarray(False)
-    if plan.batch_size is None or not plan.stop.needs_all_rows:
-        met = jnp.asarray(plan.stop.is_met(now, data), bool)
+    met = stopped = jnp.asarray(False)
+    rule = plan.stop if plan.batch_size is None else plan.stop.on_batches()
+    if rule is not None:
+        met = jnp.asarray(rule.is_met(now, data), bool)
+        stopped = jnp.asarray(rule.ends_fit(now, data), bool)
     spent = round_step >= plan.steps_per_round
     return run._replace(
         method=method,
@@ -253,6 +258,7 @@ def tell(
         gradient_norm=norm,
         ended=met | spent | method.stalled,
         met=met,
+        stopped=stopped,
     )
 
 

@@ -31,7 +31,12 @@ from probjax.types import (
 
 
 class Progress(NamedTuple):
-    """State of a fit, as stopping rules and callbacks receive it."""
+    """State of a fit, as stopping rules and callbacks receive it.
+
+    >>> progress = Progress(0, 20, 1.5, jnp.array(5e-3), params=1.0, shared=())
+    >>> f"step {progress.step}: loss {progress.loss}"
+    'step 20: loss 1.5'
+    """
 
     round: Array
     """Number of the current round, counted from 0."""
@@ -66,16 +71,19 @@ class StoppingRule(ABC):
 
     @abstractmethod
     def is_met(self, progress: Progress, data: Data) -> Array:
-        """Return whether to stop; traced, after every step."""
+        """Return whether descent has converged; traced, after every step."""
+
+    def ends_fit(self, progress: Progress, data: Data) -> Array:
+        """Return whether to end the whole fit, and not only the current round."""
+        return self.is_met(progress, data)
+
+    def on_batches(self) -> "StoppingRule | None":
+        """Return the rule for minibatches; None if it has no meaning there."""
+        return self
 
     @property
-    def ends_fit(self) -> bool:
-        """Whether the rule ends the fit; if not, it ends the round."""
-        return True
-
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether the rule has no meaning on minibatches, where it is never met."""
+    def needs_minimum(self) -> bool:
+        """Whether the rule is only met near a minimum, which must then exist."""
         return False
 
     def shortfall(self, progress: Progress) -> str:
@@ -108,12 +116,15 @@ class GradientNorm(StoppingRule):
         if known and self.tolerance < 0:  # pyright: ignore
             raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
 
-    @property
-    def ends_fit(self) -> bool:
-        return False
+    def ends_fit(self, progress: Progress, data: Data) -> Array:
+        return jnp.asarray(False)
+
+    def on_batches(self) -> None:
+        """None: the gradient of a batch is noise near the minimum."""
+        return
 
     @property
-    def needs_all_rows(self) -> bool:
+    def needs_minimum(self) -> bool:
         return True
 
     def is_met(self, progress: Progress, data: Data) -> Array:
@@ -142,20 +153,34 @@ class AnyOf(StoppingRule):
 
     rules: tuple[StoppingRule, ...]
 
-    @property
-    def ends_fit(self) -> bool:
-        return any(rule.ends_fit for rule in self.rules)
-
-    @property
-    def needs_all_rows(self) -> bool:
-        return any(rule.needs_all_rows for rule in self.rules)
+    def __post_init__(self):
+        strange = [rule for rule in self.rules if callable(rule)]
+        if not self.rules or strange:
+            raise ValueError(
+                "rules must be one StoppingRule or more, such as (GradientNorm(),), "
+                f"got {strange or self.rules}"
+            )
 
     def is_met(self, progress: Progress, data: Data) -> Array:
-        met = [jnp.asarray(rule.is_met(progress, data)) for rule in self.rules]
-        return jnp.any(jnp.stack(met))
+        return _any([rule.is_met(progress, data) for rule in self.rules])
+
+    def ends_fit(self, progress: Progress, data: Data) -> Array:
+        return _any([rule.ends_fit(progress, data) for rule in self.rules])
+
+    def on_batches(self) -> "AnyOf | None":
+        rules = tuple(filter(None, (rule.on_batches() for rule in self.rules)))
+        return AnyOf(rules) if rules else None
+
+    @property
+    def needs_minimum(self) -> bool:
+        return all(rule.needs_minimum for rule in self.rules)
 
     def shortfall(self, progress: Progress) -> str:
         return " and ".join(rule.shortfall(progress) for rule in self.rules)
+
+
+def _any(values):
+    return jnp.any(jnp.stack([jnp.asarray(value) for value in values]))
 
 
 def default_tolerance(params: Params) -> float:

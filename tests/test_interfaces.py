@@ -400,11 +400,11 @@ def test_wrappers_hide_nothing():
 
 @recipe
 class Slack(StoppingRule):
-    """Met at once, without ending a fit of several rounds."""
+    """Met at once, and said to be met at a minimum alone."""
 
     @property
-    def ends_fit(self):
-        return False
+    def needs_minimum(self):
+        return True
 
     def is_met(self, progress, data):
         return progress.step >= 1

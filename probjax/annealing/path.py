@@ -43,7 +43,16 @@ NEAREST = 1e-6
 
 @recipe
 class Ends:
-    """Both ends of a path: a base and a target."""
+    """Both ends of a path: a base and a target.
+
+    >>> from probjax import Gaussian
+    >>> def energy(scale, x):
+    ...     return jnp.sum((x / scale) ** 2) / 2
+    >>> ends = Ends(energy, 2.0, Gaussian(1))
+    >>> x = jnp.array([2.0])
+    >>> float(ends.base.energy(x)), float(ends.energy(ends.params, x))
+    (2.0, 0.5)
+    """
 
     energy: Energy = static()
     params: Params

@@ -55,7 +55,7 @@ class Draws(NamedTuple):
     state: Any
     """The sampler's last states, leaves `(chain, ...)`; their `x` can start a run."""
     step: Array
-    """How many steps every chain has taken by then; `resume` goes on from there."""
+    """Number of steps that every chain has taken; a run is continued from there."""
 
 
 class Means(NamedTuple):
@@ -116,8 +116,8 @@ def sample(
     Args:
         x: starting states with a leading axis of chains; `spread` them over devices to
             run each chain on its own device. Or the `Draws` of a run with the same
-            arguments, which is then continued: the new draws are those that it would
-            have made next, to the bit.
+            arguments, which is then continued without another warm-up: the new draws
+            are those that it would have made next, to the bit.
         num_draws: number of states to store from each chain.
         num_warmup: number of steps before the first draw.
         thin: number of steps from one draw to the next.
@@ -142,7 +142,8 @@ def sample(
     chains = _Chains(energy, thin, key, params, sampler)
     observer = Store(num_draws)
     if isinstance(x, Draws):
-        begin = partial(_continue, chains, observer, *_last(chains, x, num_warmup))
+        num_warmup = 0
+        begin = partial(_continue, chains, observer, *_last(chains, x))
     else:
         asked["x"] = x = _checked(chains, x)
         begin = partial(_begin, chains, observer, x)
@@ -200,7 +201,8 @@ def sample_mean(
     chains = _Chains(energy, thin, key, params, sampler)
     observer, total = Average(statistic), num_draws
     if isinstance(x, Means):
-        states, step = _last(chains, x, num_warmup)
+        num_warmup = 0
+        states, step = _last(chains, x)
         made, *memory = x.running
         total = made + num_draws
         first = _Run(states, step, made, made, Averaged(*memory))
@@ -254,14 +256,10 @@ def _starts(x):
     return x
 
 
-def _last(chains, before, num_warmup):
+def _last(chains, before):
     """Return the states and the step at which an earlier run ended, after checks."""
     check_key(chains.key)
     check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
-    if num_warmup:
-        raise ValueError(
-            f"num_warmup must be 0 for a run that is continued, got {num_warmup}"
-        )
     cached = chains.sampler.cached_terms(before.state)
     known = cached is not None and is_concrete((chains, before))
     if known and not _are_terms(chains, before.state.x, cached):
@@ -292,12 +290,17 @@ def move(
     `key` is the chain's: however steps are divided among calls, they are the same.
     """
 
+    def stepped(key, state):
+        state, info = sampler.step(key, model, state)
+        # A sampler may report whether it accepted as a boolean.
+        return state, jax.tree.map(floating, info)
+
     def step(i, carry):
         state, total = carry
-        state, info = sampler.step(random.fold_in(key, first + i), model, state)
+        state, info = stepped(random.fold_in(key, first + i), state)
         return state, jax.tree.map(jnp.add, total, info)
 
-    _, shape = jax.eval_shape(sampler.step, key, model, state)
+    _, shape = jax.eval_shape(stepped, key, state)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     state, total = jax.lax.fori_loop(0, num_steps, step, (state, nothing))
     return state, jax.tree.map(lambda leaf: leaf / num_steps, total)
@@ -349,7 +352,7 @@ class _Chains:
         """Create an empty memory for each chain."""
 
         def seen(key, state):
-            state, info = self.sampler.step(key, self.model, state)
+            state, info = self._move(key, state, 1, 0)
             return state.x, info
 
         def one(key, state):
