@@ -5,6 +5,7 @@
 Results go to FILE, as arrays by name.
 """
 
+import dataclasses
 import sys
 import warnings
 from functools import partial
@@ -35,7 +36,6 @@ from probjax import (
     linear,
     marginal_log_likelihood,
     random,
-    resume,
     reverse_ais,
     sample,
     sample_mean,
@@ -46,6 +46,7 @@ from probjax import (
 from probjax.devices import each, on_host, spread
 from probjax.samplers import run
 from probjax.samplers.hmc import reduced_flip
+from probjax.samplers.observers import Store
 
 
 def key():
@@ -135,7 +136,7 @@ def chains(found):
     bits = spread(mine(np.zeros((CHAINS, SIZE))))
     heat = {"sampler": HeatBath(), "num_draws": 10}
     draws = sample(key(), ising.energy, glass, bits, **heat)
-    more = resume(key(), ising.energy, glass, draws, **heat)
+    more = sample(key(), ising.energy, glass, draws, **heat)
     found["first_bits"] = on_host(draws.x)[:, 0]
     found["long_bits"] = z_parts(on_host(more.x))
     layout(found, "draws", more.x)
@@ -206,6 +207,9 @@ def likelihoods(found):
     assert "nats per row" in estimate.describe()
 
 
+EVERY = 1
+
+
 class KilledError(Exception):
     pass
 
@@ -214,23 +218,23 @@ def cut_runs(found, folder):
     """Runs that die on their way and are begun again, kept on disk in both forms."""
     rows = mine(np.array(jax.random.normal(key(), (64, 3))))
     for name, job in {"fit": partial(learn, rows), "ais": anneal_on_mesh}.items():
-        whole = job(callback=lambda _: None)
+        whole = job(Watch(lambda _: None, every=EVERY))
         for form in (".npz", "") if find_spec("orbax") else (".npz",):
             path = folder / f"{name}_{jax.device_count()}{form}"
             again, lay = cut(job, path)
             found[f"cut_{name}{form}"] = same_bits(again, whole)
             found[f"lay_{name}{form}"] = np.array(lay)
-    ended = job(checkpoint=Checkpoint(path))
+    ended = job(Watch(every=EVERY, checkpoint=Checkpoint(path)))
     assert same_bits(ended, whole).all()
     if jax.process_index() + 1 == jax.process_count():
         rows[-1, -1] += 1
     # What only one process knows to differ, all refuse.
     kept = Checkpoint(folder / f"fit_{jax.device_count()}.npz")
     with pytest.raises(ValueError, match="as these differ: data"):
-        learn(rows, checkpoint=kept)
+        learn(rows, Watch(every=EVERY, checkpoint=kept))
 
 
-def learn(rows, **how):
+def learn(rows, watch):
     return fit(
         key(),
         ContrastiveDivergence(quartic, HMC(0.9)),
@@ -239,14 +243,13 @@ def learn(rows, **how):
         optimizer=ADAM,
         num_rounds=3,
         steps_per_round=2,
-        callback_every=1,
-        **how,
+        watch=watch,
     )
 
 
-def anneal_on_mesh(**how):
+def anneal_on_mesh(watch):
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
-        return anneal(callback_every=20, **how)
+        return anneal(watch=dataclasses.replace(watch, every=20))
 
 
 def cut(job, path):
@@ -273,9 +276,9 @@ def cut(job, path):
         patch.setattr(checkpoint, "_to_save", seen_written)
         patch.setattr(checkpoint.Opened, "restore", seen_restored)
         with pytest.raises(KilledError):
-            job(callback=die, checkpoint=kept)
+            job(Watch(die, every=EVERY, checkpoint=kept))
         before = written[-1]
-        again = job(checkpoint=kept)
+        again = job(Watch(every=EVERY, checkpoint=kept))
     after = jax.tree.leaves(restored[0])
     pairs = zip(before, after, strict=True)
     return again, [a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs]
@@ -347,10 +350,10 @@ def words(found):
     """The collectives in the compiled core of sampling."""
     x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
     with jax.set_mesh(x.sharding.mesh):
-        model = (key(), quartic, jnp.ones(3))
-        states, step = run._begin(*model, x, REDUCED, 0)
-        core = jax.jit(partial(run._go_on, *model, REDUCED, 1, 5))
-        said = core.lower(states, step).compile().as_text()
+        chains = run._Chains(quartic, 1, key(), jnp.ones(3), REDUCED)
+        begun = run._begin(chains, Store(5), x)
+        core = jax.jit(lambda now: run._draw(chains, Store(5), now, 0, 5))
+        said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])
 

@@ -42,27 +42,33 @@ def annealing(key=KEY, base=Bernoulli(3), sampler=HeatBath()):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (fitting(objective=ising.energy), r"objective must be made as MPF\(energy\)"),
-        (fitting(objective=MPF), r"objective must be made as MPF\(energy\)"),
-        (fitting(penalty=0.1), r"penalty must be made as L2\(1e-4\), got 0.1"),
-        (fitting(penalty=L2), r"penalty must be made as L2\(1e-4\), got the class"),
-        (fitting(optimizer="adam"), r"made as optax.adam\(1e-3\), got 'adam'"),
-        (fitting(optimizer=optax.adam), r"made as optax.adam\(1e-3\), got <function"),
+        (
+            fitting(objective=ising.energy),
+            r"objective must inherit .* MPF\(energy\) does",
+        ),
+        (fitting(objective=MPF), r"objective must inherit .* got <function MPF"),
+        (fitting(penalty=0.1), r"penalty must inherit .* L2\(1e-4\) does, got 0.1"),
+        (fitting(penalty=L2), r"penalty must inherit .* got the class L2"),
+        (fitting(optimizer="adam"), r"as optax.adam\(1e-3\), got 'adam'"),
+        (fitting(optimizer=optax.adam), r"as optax.adam\(1e-3\), got <function"),
         (
             fitting(objective=PersistentMPF(ising.energy, sampler=HeatBath())),
-            "PersistentMPF compares rows with states .* give num_rounds=50",
+            "PersistentMPF needs many rounds: .* try num_rounds=50",
         ),
         (fitting(key=0), r"key must be made as jax.random.key\(0\), got 0"),
         (sampling(key=np.random.default_rng(0)), r"key must be made as jax.random.key"),
-        (sampling(sampler=HeatBath), "HMC.0.1., got the class HeatBath"),
+        (sampling(sampler=HeatBath), "HMC.0.1. does, got the class HeatBath"),
         (sampling(x=BITS + 0.5), "not whole: .* and drawn by HMC"),
         (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*: .* use HeatBath"),
         (annealing(key=1), r"key must be made as jax.random.key\(0\), got 1"),
-        (annealing(base=Gaussian), "base must be made as Gaussian.10., got the class"),
+        (
+            annealing(base=Gaussian),
+            "base must inherit .* Gaussian.10. does, got the class",
+        ),
         (annealing(sampler=HMC), "got the class HMC"),
         (
             lambda: log_likelihood(ising.energy, PARAMS, jnp.asarray(BITS), 2.0),
-            r"annealed must be made as ais\(...\) or sandwich\(...\), got 2.0",
+            r"annealed must be the result of ais\(...\) or sandwich\(...\), got 2.0",
         ),
     ],
 )
