@@ -13,7 +13,7 @@ of a leaf.
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Chart, Params, PyTree, holds, is_concrete, recipe
+from probjax.types import Chart, Params, PyTree, check_role, holds, is_concrete, recipe
 
 
 @recipe
@@ -142,6 +142,7 @@ class Composed(Chart):
 
     def forward(self, params: Params) -> PyTree:
         for chart in self.charts:
+            check_role("charts", chart, Chart, "Positive()")
             params = chart.forward(params)
         return params
 

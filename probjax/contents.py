@@ -60,7 +60,18 @@ def content(value: Any, strict: bool) -> Content:
         # Reading an unknown object can raise any error.
         if strict:
             raise UnknownError from error
-        return Content(("unknown", _name(type(value))))
+        return _by_members(value)
+
+
+def _by_members(value: Any) -> Content:
+    """An object that cannot be pickled, by its attributes if it has any."""
+    wrapped = getattr(value, "__wrapped__", None)
+    members = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            members[name] = getattr(value, name, None)
+    return Content(("unknown", _name(type(value))), [wrapped, members])
 
 
 @functools.singledispatch
@@ -156,7 +167,7 @@ def _function(value: Any, strict: bool) -> Content:
     parts = [_undocumented(value), given, *(value.__closure__ or ())]
     # Decorators change the module of a function, but not its globals.
     if is_installed(value.__globals__.get("__name__")):
-        return Content(("function", _name(value)), parts)
+        return Content(("function", _name(value)), [*parts, vars(value)])
     names = read_names(value.__code__)
     found = [name for name in names.globals if name in value.__globals__]
     followed = [value.__globals__[name] for name in found]

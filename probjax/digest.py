@@ -57,6 +57,8 @@ def strict_digest(value: Any) -> str | None:
 # that has changed since then may have been traced, and represents no other.
 _first: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _contents: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# Functions that cannot be read, which may take long to find out.
+_unreadable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def canonical(value: Value) -> Value:
@@ -114,13 +116,15 @@ def _is_made_by_call(value: Any) -> bool:
 
 
 def _is_recipe(value: Any) -> bool:
-    options = getattr(type(value), "__dataclass_params__", None)
-    return options is not None and options.frozen
+    return getattr(type(value), "_is_recipe", False)
 
 
 def _first_like(value: Any) -> Any:
+    if value in _unreadable:
+        return value
     found = strict_digest(value)
     if found is None:
+        _unreadable.add(value)
         return value
     known = _first.get(found)
     # It may refer to an object that has changed since.

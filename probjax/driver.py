@@ -25,8 +25,9 @@ from probjax.types import check_count, is_concrete, recipe, static
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# Rows and chains are data, and callbacks have effects: neither may be interchanged.
-_AS_GIVEN = {"watch", "data", "x"}
+# Arguments that are part of a program; data and callbacks must not be interchanged.
+_PROGRAM = {"energy", "joint", "objective", "optimizer", "penalty", "chart", "stop"}
+_PROGRAM |= {"sampler", "statistic", "base", "path", "pilot", "scores"}
 
 
 @recipe
@@ -71,10 +72,6 @@ class Watch:
 class Job(NamedTuple):
     """A computation that advances step by step."""
 
-    name: str
-    """Name of the driver, for messages and checkpoints."""
-    arguments: Mapping[str, Any]
-    """Arguments of the call, defaults included, by which a checkpoint is recognised."""
     begin: Callable[[], Any]
     """Return the first state."""
     advance: Callable[[Any, int | None], Any]
@@ -91,9 +88,13 @@ class Job(NamedTuple):
     """Whether a callback may stop the run before its end."""
 
 
-def run(job: Job, watch: Watch | None) -> Any:
-    """Carry out one job and return its result."""
-    return run_in_turn(job.name, job.arguments, _only(job), watch)[-1]
+def run(name: str, arguments: Mapping[str, Any], job: Job, watch: Watch | None) -> Any:
+    """Carry out one job and return its result; see `run_in_turn` for the arguments."""
+
+    def next_job(results):
+        return None if results else job
+
+    return run_in_turn(name, arguments, next_job, watch)[-1]
 
 
 def run_in_turn(
@@ -108,6 +109,9 @@ def run_in_turn(
     state of the next one.
 
     Args:
+        name: name of the driver, for messages and checkpoints.
+        arguments: arguments of its call, defaults included, by which a checkpoint is
+            recognised.
         next_job: returns the job that follows given results, None if there is none.
     """
     if not isinstance(watch, Watch | None):
@@ -126,7 +130,7 @@ def run_in_turn(
     with _saved(watch.checkpoint, name, asked) as saved:
         states: list = []
         while (job := next_job(results)) is not None:
-            state, stopped = _watched(job, watch, saved, states)
+            state, stopped = _watched(name, job, watch, saved, states)
             states.append(state)
             results.append(job.finish(state, stopped))
             if stopped:
@@ -134,34 +138,32 @@ def run_in_turn(
     return results
 
 
-def _watched(job, watch, saved, before):
+def _watched(name, job, watch, saved, before):
     """Advance one job to its end, with reports and checkpoints on the way."""
     number = len(before)
     found = number < saved.count
     state = saved.restore(number, job.begin) if found else job.begin()
     stopped = False
+    if not found and job.is_over(state):
+        stopped = _reported(name, job, watch, state)
+        saved.write([*before, state], last=True)
     while not (stopped or job.is_over(state)):
         state = job.advance(state, watch.every or job.every)
-        stopped = _reported(job, watch, state)
+        stopped = _reported(name, job, watch, state)
         saved.write([*before, state], last=stopped or job.is_over(state))
     return state, stopped
 
 
-def _reported(job, watch, state):
+def _reported(name, job, watch, state):
     """Call the callback, and return whether it stops the run."""
     if watch.callback is None or (report := job.report(state)) is None:
         return False
     stopped = bool(watch.callback(report))
     if stopped and not job.may_stop:
         raise ValueError(
-            f"{job.name} has no result before its end: its callback must not return "
-            "True"
+            f"{name} has no result before its end: its callback must not return True"
         )
     return stopped
-
-
-def _only(job):
-    return lambda results: None if results else job
 
 
 class _Unsaved:
@@ -190,7 +192,7 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     names = list(inspect.signature(function).parameters)
 
     def shared(name, value):
-        return value if name in _AS_GIVEN else canonical(value)
+        return canonical(value) if name in _PROGRAM else value
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

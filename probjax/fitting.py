@@ -10,7 +10,6 @@ and minibatches are dealt with here, once, for every objective.
 """
 
 import dataclasses
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,6 +51,7 @@ from probjax.types import (
     float_dtype,
     holds,
     is_concrete,
+    warn,
 )
 
 
@@ -162,7 +162,8 @@ def fit(
         batch_size=batch_size,
         chunk_size=chunk_size,
     )
-    return run(fit_job(key, plan, params, data, asked, watch), watch)
+    job, known = fit_job(key, plan, params, data, watch)
+    return run("fit", asked | known, job, watch)
 
 
 def fit_job(
@@ -170,30 +171,29 @@ def fit_job(
     plan: Plan,
     params: Params,
     data: PyTree | Data | Blocks,
-    asked: dict[str, Any],
     watch: Watch | None,
     *,
     is_last: bool = True,
-) -> Job:
+) -> tuple[Job, dict[str, Any]]:
     """Check a fit, and describe it to the driver.
 
     Args:
-        asked: arguments of the driver, by which a checkpoint is recognised.
         is_last: whether the fit is meant to converge, so that it warns if it does not.
+
+    Returns:
+        The job, and the arguments of the fit in their final form.
     """
     plan, params, rows = _checked(key, plan, params, data)
-    asked = {**asked, "params": params, "data": rows, **vars(plan)}
+    known = {"params": params, "data": rows, **vars(plan)}
     if isinstance(rows, Surveyed):
         begin, advance = out_of_core(plan, key, params, rows)
         saved = watch is not None and watch.checkpoint is not None
-        asked["data"] = (rows.digest() if saved else "", rows.source.decode)
+        known["data"] = (rows.digest() if saved else "", rows.source.decode)
     else:
         # A fit that nobody watches is one program, which starts by itself.
         begin = partial(start_compiled, plan, key, params, rows) if watch else tuple
         advance = partial(_advanced, plan, key, params, rows)
-    return Job(
-        name="fit",
-        arguments=asked,
+    job = Job(
         begin=begin,
         advance=advance,
         is_over=lambda now: bool(is_over(plan, now)),
@@ -201,6 +201,7 @@ def fit_job(
         finish=partial(_finish, plan, is_last),
         every=50,
     )
+    return job, known
 
 
 def _checked(key, plan, params, data):
@@ -221,7 +222,7 @@ def _checked(key, plan, params, data):
     if isinstance(rows, Surveyed):
         check_context(key, plan.objective, params, rows)
     elif plan.penalty is None and plan.optimizer is None and plan.stop.needs_minimum:
-        warn_of_unbounded(plan.objective, params, rows, stacklevel=7)
+        warn_of_unbounded(plan.objective, params, rows)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, plan = of_kind(float_dtype(params), (params, plan))
     if plan.chart is not None:
@@ -305,13 +306,13 @@ def _warn_of_shortfall(plan, now, satisfied):
     # A batch of which `exclude_data` leaves nothing has the loss log 0.
     empty = plan.batch_size is not None and value == -np.inf
     if not (np.isfinite(value) or empty):
-        warnings.warn(_not_finite(now, value), ConvergenceWarning, stacklevel=8)
+        warn(_not_finite(now, value), ConvergenceWarning)
     elif meant_to and not satisfied:
-        warnings.warn(_shortfall(plan, now), ConvergenceWarning, stacklevel=8)
+        warn(_shortfall(plan, now), ConvergenceWarning)
 
 
 class ConvergenceWarning(UserWarning):
-    """A fit ended before its gradient was small.
+    """A fit ended before its stopping rule was met.
 
     Where a fit is cut short on purpose, it can be told by `converged` instead:
 
@@ -344,9 +345,7 @@ class UnboundedWarning(UserWarning):
     """
 
 
-def warn_of_unbounded(
-    objective: Objective, params: Params, data: Data, *, stacklevel: int = 5
-) -> None:
+def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
     """Warn if the data do not determine all parameters of a built-in model."""
     if not is_concrete((params, data)):
         return
@@ -354,7 +353,7 @@ def warn_of_unbounded(
         trouble = objective.unbounded(params, data)
     if trouble:
         advice = "add a penalty, as penalty=L2(1e-4)"
-        warnings.warn(f"{trouble}: {advice}", UnboundedWarning, stacklevel=stacklevel)
+        warn(f"{trouble}: {advice}", UnboundedWarning)
 
 
 def _not_finite(now, value):
@@ -422,6 +421,11 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
 def _checked_rows(objective, params, data):
     """Return rows in memory as the objective takes them, or surveyed blocks of rows."""
     if isinstance(data, Blocks):
+        if not is_concrete(params):
+            raise ValueError(
+                "data must be rows in memory inside jit or vmap, got Blocks, which are "
+                "read by the host"
+            )
         return survey(data, objective, params)
     return at_door(objective, params, data)
 

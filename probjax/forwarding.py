@@ -86,6 +86,9 @@ class ForwardingSampler(Sampler):
     def domain(self) -> Domain:
         return self.sampler.domain
 
+    def num_letters(self) -> int | None:
+        return self.sampler.num_letters()
+
     @property
     def resumable(self) -> bool:
         return self.sampler.resumable

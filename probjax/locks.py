@@ -8,7 +8,6 @@ used by the next run.
 
 import os
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from probjax.types import warn
 
 # Descriptors of the locks that this process holds, by path. File systems that emulate
 # `flock`, such as NFS, do not exclude threads of one process.
@@ -116,10 +117,9 @@ def _lock(path: Path, descriptor: int) -> None:
     except (BlockingIOError, PermissionError) as error:
         raise _in_use(path) from error
     except OSError as error:
-        warnings.warn(
+        warn(
             f"{path} is on a file system without locks ({error.strerror}): make sure "
-            "that no other run uses this checkpoint",
-            stacklevel=2,
+            "that no other run uses this checkpoint"
         )
 
 

@@ -59,7 +59,7 @@ class Path(NamedTuple):
     num_nonzero: Array
     """How many of the penalised entries of the parameters are not zero."""
     converged: Array
-    """Whether each fit reached its tolerance."""
+    """Whether each fit met its stopping rule."""
 
     def at(self, i: int) -> Params:
         """The parameters of the i-th strength."""

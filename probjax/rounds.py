@@ -247,8 +247,10 @@ def tell(
     met = stopped = jnp.asarray(False)
     rule = plan.stop if plan.batch_size is None else plan.stop.on_batches()
     if rule is not None:
-        met = jnp.asarray(rule.is_met(now, data), bool)
-        stopped = jnp.asarray(rule.ends_fit(now, data), bool)
+        # A start may be a minimum; other rules apply to steps that were taken.
+        begun = (step > 0) | rule.needs_minimum
+        met = begun & rule.is_met(now, data)
+        stopped = begun & rule.ends_fit(now, data)
     spent = round_step >= plan.steps_per_round
     return run._replace(
         method=method,

@@ -71,7 +71,7 @@ class StoppingRule(ABC):
 
     @abstractmethod
     def is_met(self, progress: Progress, data: Data) -> Array:
-        """Return whether descent has converged; traced, after every step."""
+        """Return whether to stop; traced, after every step."""
 
     def ends_fit(self, progress: Progress, data: Data) -> Array:
         """Return whether to end the whole fit, and not only the current round."""
@@ -154,7 +154,12 @@ class AnyOf(StoppingRule):
     rules: tuple[StoppingRule, ...]
 
     def __post_init__(self):
-        strange = [rule for rule in self.rules if callable(rule)]
+        # Trees of other things, which jax makes of a recipe, are let through.
+        strange = [
+            rule
+            for rule in self.rules
+            if not isinstance(rule, StoppingRule | None) and type(rule) is not object
+        ]
         if not self.rules or strange:
             raise ValueError(
                 "rules must be one StoppingRule or more, such as (GradientNorm(),), "

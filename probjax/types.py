@@ -17,7 +17,9 @@ that a driver uses have a default. Recipes, a user's own included, inherit from 
 
 import dataclasses
 import inspect
+import sys
 import types
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -138,6 +140,7 @@ def recipe(cls: Class) -> Class:
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     _check_fields(cls, fields)
+    cls._is_recipe = True
     meta = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if not field.metadata.get("static")]
     return jax.tree_util.register_dataclass(cls, data, meta)
@@ -223,7 +226,8 @@ def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
     `test` is compiled: a function of a module, not one made for the call.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
-    with jax.ensure_compile_time_eval():
+    # In one precision whoever calls, so that a test is compiled once.
+    with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
         return all(bool(_all(test, jnp.asarray(leaf))) for leaf in leaves)
 
 
@@ -260,6 +264,16 @@ def check_key(key: Any) -> None:
     """Refuse what no random numbers can be drawn by."""
     if not isinstance(key, jax.Array):
         raise ValueError(f"key must be made as jax.random.key(0), got {key!r}")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called into probjax, however deep this is."""
+    frame, level = sys._getframe(1), 2
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        "probjax."
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_whole(value: Array) -> Array:
@@ -530,6 +544,15 @@ class Info(NamedTuple):
         return self.accept if self.chance is None else self.chance
 
 
+def check_info(info: Any) -> Info:
+    """Raise if a sampler's report is not an `Info`; return it in floating numbers."""
+    if not isinstance(info, Info):
+        raise ValueError(
+            f"a step of a sampler must report a probjax.Info, got {type(info).__name__}"
+        )
+    return jax.tree.map(floating, info)
+
+
 class Sampler(ABC):
     """A Markov chain that leaves exp(-potential) unchanged, one state at a time.
 
@@ -561,6 +584,10 @@ class Sampler(ABC):
     def domain(self) -> Domain:
         """Kind of states that it moves."""
         return "any"
+
+    def num_letters(self) -> int | None:
+        """Return the number of letters of a site; None if states are not letters."""
+        return None
 
     @property
     def resumable(self) -> bool:
@@ -621,6 +648,10 @@ class Base(ABC):
     def domain(self) -> Domain:
         """Kind of states that it draws."""
         return "any"
+
+    def num_letters(self) -> int | None:
+        """Return the number of letters of a site; None if states are not letters."""
+        return None
 
 
 class Penalty(ABC):

@@ -12,7 +12,6 @@ inverse of the Fisher matrix over the number of rows.
 Reference: Godambe, Ann. Math. Stat. 31, 1208 (1960); White, Econometrica 50, 1 (1982).
 """
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -44,6 +43,7 @@ from probjax.types import (
     float_dtype,
     has_statistic,
     is_concrete,
+    warn,
 )
 
 DIRECTIONS = 32
@@ -150,10 +150,9 @@ def uncertainty(
             "the loss is no sum over rows: there are no error bars for it"
         )
     if is_concrete(fitted.converged) and not fitted.converged:
-        warnings.warn(
+        warn(
             "error bars are of a minimum, which the fit has not come to",
             ConvergenceWarning,
-            stacklevel=4,
         )
     if penalty is None:
         warn_of_unbounded(objective, fitted.params, data)

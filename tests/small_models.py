@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax import Data, StoppingRule, ising, recipe
+from probjax import Data, Objective, StoppingRule, ising, recipe
 from probjax.types import Context
 
 
@@ -54,13 +54,12 @@ def counted_states(size):
     return Data(x, generator.multinomial(500, weights / weights.sum()).astype(float))
 
 
-class Linear:
+@recipe
+class Linear(Objective):
     """The loss is the mean over rows of params . x.
 
     Rows count how often they were refreshed; shared are the last two random draws.
     """
-
-    reduce = staticmethod(lambda values, weights: weights @ values / weights.sum())
 
     def prepare(self, params, data):
         return data
@@ -75,9 +74,5 @@ class Linear:
     def row(self, params, x, context):
         return params @ x
 
-    def rest(self, params, shared):
-        return 0.0
 
-
-jax.tree_util.register_static(Linear)
 LINEAR = Linear()

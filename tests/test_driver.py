@@ -149,8 +149,6 @@ class Counting:
     def __init__(self, **options):
         self.pieces = []
         self.job = Job(
-            name="count",
-            arguments={"to": 10},
             begin=lambda: 0,
             advance=self.advance,
             is_over=lambda now: now >= 10,
@@ -165,19 +163,23 @@ class Counting:
         return 10 if every is None else min(now + every, 10)
 
 
+def count(counting, watch):
+    return run("count", {"to": 10}, counting.job, watch)
+
+
 def test_a_run_that_nobody_watches_is_one_piece():
     counting = Counting()
-    assert run(counting.job, None) == (10, False)
+    assert count(counting, None) == (10, False)
     assert counting.pieces == [None]
 
 
 def test_a_callback_sees_every_piece_and_may_stop():
     counting, seen = Counting(), []
-    assert run(counting.job, Watch(seen.append)) == (10, False)
+    assert count(counting, Watch(seen.append)) == (10, False)
     assert seen == [4, 8, 10]
-    assert run(Counting().job, Watch(lambda now: now >= 6, every=3)) == (6, True)
+    assert count(Counting(), Watch(lambda now: now >= 6, every=3)) == (6, True)
     with pytest.raises(ValueError, match="count has no result before its end"):
-        run(Counting(may_stop=False).job, Watch(lambda now: True))
+        count(Counting(may_stop=False), Watch(lambda now: True))
 
 
 def test_jobs_in_turn_see_the_results_before_and_end_with_a_stop():

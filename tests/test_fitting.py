@@ -379,7 +379,6 @@ def bad_inputs():
             {"chunk_size": 2.0},
             "chunk_size must be an integer",
         ),
-        (objective, start(), data, {"tolerance": -1.0}, "tolerance must not be"),
         (
             objective,
             start(),

@@ -175,7 +175,7 @@ def test_masks_that_make_no_sense_are_refused(key):
         learn(Data(DATA.x, unweighed, np.broadcast_to(unweighed == 0, (4, 16)).T))
     with pytest.raises(ValueError, match="say what is missing by Data"):
         learn(np.where(MASK, DATA.x, np.nan))
-    with pytest.raises(ValueError, match="one round knows too little: give num_rounds"):
+    with pytest.raises(ValueError, match="masked data need several rounds"):
         fit(key, PseudoLikelihood(ising.energy), start(), Data(DATA.x, None, MASK))
 
 

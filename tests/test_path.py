@@ -158,7 +158,7 @@ def test_strengths_that_do_not_fall_are_refused(strengths, key):
     ("options", "message"),
     [
         (dict(penalty=L2(1)), "strengths must be given for a penalty that leaves no"),
-        (dict(penalty=ising.centred), "penalty must have a strength to replace"),
+        (dict(penalty=ising.centred), "penalty must inherit from probjax.Penalty"),
         (dict(num_strengths=0), "num_strengths must be an integer of at least 1"),
         (dict(smallest=1.0), "smallest must be between 0 and 1, got 1.0"),
     ],

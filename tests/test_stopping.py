@@ -66,8 +66,12 @@ def test_converged_says_whether_the_rule_is_met(key):
     assert not found.converged
 
 
-def test_a_rule_met_at_the_start_takes_no_step(key):
-    assert steps(key, stop=AfterSteps(0)) == 0
+def test_a_rule_of_ones_own_is_asked_after_steps_alone(key):
+    assert steps(key, stop=AfterSteps(0)) == 1
+
+
+def test_a_start_at_the_minimum_takes_no_step(key):
+    assert steps(key, stop=GradientNorm(1e9)) == 0
 
 
 def test_rules_are_traced_so_that_new_numbers_compile_nothing(key):

@@ -23,7 +23,6 @@ Sampling"; Neal, Statistics and Computing 11, 125 (2001). Error with resampling:
 Whiteley, Biometrika 105, 609 (2018).
 """
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -49,6 +48,7 @@ from probjax.types import (
     check_count,
     check_key,
     check_role,
+    warn,
 )
 
 
@@ -108,7 +108,7 @@ def ais(
         partial(Course, bridge, resample_below=resample_below),
         num_particles,
     )
-    return run(job._replace(name="ais", arguments=asked), watch)
+    return run("ais", asked, job, watch)
 
 
 @driver
@@ -162,12 +162,11 @@ def ais_until(
     def next_job(results):
         if _is_confirmed(results, is_good):
             return None
-        count = num_steps
-        if results:
-            before = len(results[-1].plan.betas) - 1
-            count = before if is_good(results[-1]) else 2 * before
-        if results and count > most_steps:
-            return None
+        count = len(results[-1].plan.betas) - 1 if results else num_steps
+        if results and not is_good(results[-1]):
+            count = 2 * count
+            if count > most_steps:
+                return None
         return forward_job(
             jax.random.fold_in(key, len(results)),
             partial(planned, bridge, pilot, num_particles, count, None),
@@ -178,10 +177,9 @@ def ais_until(
     results = run_in_turn("ais_until", asked, next_job, watch)
     annealed, last = results[-1], len(results[-1].plan.betas) - 1
     if annealed.particles.step == last and not _is_confirmed(results, is_good):
-        warnings.warn(
+        warn(
             f"{annealed.describe()}: that is still above {stderr} after {last} "
-            "distributions: take more particles, or a base that is nearer",
-            stacklevel=4,
+            "distributions: take more particles, or a base that is nearer"
         )
     return annealed
 
@@ -204,7 +202,8 @@ def checked(
     check_count("num_steps", num_steps)
     check_role("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
     betas = check_schedule(betas, num_steps)
-    key = jax.random.fold_in(key, 0)
+    # No run splits a key into so many.
+    key = jax.random.fold_in(key, 2**31 - 1)
     check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)
     return betas
 
@@ -264,8 +263,6 @@ def annealing_job(
         return summed_up(course(plan), particles)
 
     return Job(
-        name="",
-        arguments={},
         begin=begin,
         advance=advance,
         is_over=lambda now: int(now[1].step) >= len(now[0].betas) - 1,

@@ -75,6 +75,9 @@ class Bernoulli(Base):
     def domain(self) -> Domain:
         return "bits"
 
+    def num_letters(self) -> int:
+        return 2
+
     @property
     def log_z(self) -> Scalar:
         return jnp.sum(softplus(each_of(self.log_odds, self.size)))
@@ -147,7 +150,10 @@ class Categorical(Base):
 
     @property
     def domain(self) -> Domain:
-        return "letters"
+        return "bits" if self.num_states == 2 else "letters"
+
+    def num_letters(self) -> int:
+        return self.num_states
 
     @property
     def log_z(self) -> Scalar:

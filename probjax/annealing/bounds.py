@@ -145,7 +145,7 @@ def reverse_ais(
     asked["x"] = x = bridge.prepare(base.prepare(_draws(x).x))
     plan = partial(planned, bridge, pilot, count, num_steps, betas, plan_key)
     job = _reverse_job(run_key, bridge, x, plan)
-    return run(job._replace(name="reverse_ais", arguments=asked), watch)
+    return run("reverse_ais", asked, job, watch)
 
 
 @driver
@@ -201,7 +201,7 @@ def sandwich(
                 job = _reverse_job(reverse_key, bridge, x, lambda: forward.plan)
             case _:
                 return None
-        return job._replace(name="sandwich", may_stop=False)
+        return job._replace(may_stop=False)
 
     forward, reverse = run_in_turn("sandwich", asked, next_job, watch)
     return _bracket(forward, reverse)

@@ -22,6 +22,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    check_info,
     recipe,
     static,
 )
@@ -102,6 +103,6 @@ class Bridge:
                 state = sampler.init(init_key, model, state.x)
             state, info = sampler.step(step_key, model, state)
             increment = self.path.increment(ends, sampler, state, here, there)
-            return state, info, increment
+            return state, check_info(info), increment
 
         return each(one, (0, self.axes, 0))(keys, self.params, states)

@@ -36,7 +36,7 @@ def check_target(
     check_role("base", base, Base, "Gaussian(10)")
     check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_normalisable(energy, params)
-    if not _same_domain(base, sampler):
+    if not _is_same_kind(base, sampler):
         raise ValueError(_misfit(base, sampler))
     model = potential(type(base).energy, base)
     few = jax.vmap(base.sample)(jax.random.split(key, 10))
@@ -46,21 +46,29 @@ def check_target(
     check_energy(energy, params, _first(few))
 
 
-def _same_domain(base, sampler):
+def _is_same_kind(base, sampler):
     """Return whether a sampler moves the kind of states that a base draws."""
-    discrete = ("bits", "letters")
-    either_is_any = "any" in (base.domain, sampler.domain)
-    both_discrete = base.domain in discrete and sampler.domain in discrete
-    return either_is_any or both_discrete or base.domain == sampler.domain
+    if "any" in (base.domain, sampler.domain):
+        return True
+    return (base.domain, base.num_letters()) == (sampler.domain, sampler.num_letters())
 
 
 def _misfit(base, sampler):
-    other = "HMC(0.1)" if base.domain == "reals" else "HeatBath()"
+    advice = {
+        "reals": "; try HMC(0.1)",
+        "bits": "; try HeatBath()",
+        "letters": f"; try HeatBath({base.num_letters()})",
+    }.get(base.domain, "")
     return (
-        f"sampler must move {base.domain}, which {type(base).__name__} draws, got "
-        f"{type(sampler).__name__}, which moves {sampler.domain}; try {other} or "
-        f"another base"
+        f"sampler must move {_kind(base)}, which {type(base).__name__} draws, got "
+        f"{type(sampler).__name__}, which moves {_kind(sampler)}{advice}"
     )
+
+
+def _kind(either):
+    if either.domain == "letters":
+        return f"{either.num_letters()} letters"
+    return "states of several kinds" if either.domain == "mixed" else either.domain
 
 
 def _check_moves(
@@ -69,12 +77,13 @@ def _check_moves(
     """Raise if a step of a sampler of any states leaves those that a base draws."""
 
     def moved(key, x):
-        state = sampler.init(key, model, x)
-        return sampler.step(key, model, state)[0].x
+        init_key, step_key = jax.random.split(key)
+        state = sampler.init(init_key, model, x)
+        return sampler.step(step_key, model, state)[0].x
 
     keys = jax.random.split(key, len(jax.tree.leaves(few)[0]))
     try:
-        base.prepare(jax.vmap(moved)(keys, few))
+        base.prepare(jax.jit(jax.vmap(moved))(keys, few))
     except ValueError as error:
         raise ValueError(_misfit(base, sampler)) from error
 

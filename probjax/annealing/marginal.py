@@ -137,8 +137,6 @@ def marginal_log_likelihood(
         betas=betas,
     )
     job = Job(
-        name="marginal_log_likelihood",
-        arguments=asked,
         begin=lambda: chunks.start(plan()),
         advance=chunks.advance,
         is_over=lambda now: int(now.first) >= count,
@@ -147,7 +145,7 @@ def marginal_log_likelihood(
         every=1000,
         may_stop=False,
     )
-    return run(job, watch)
+    return run("marginal_log_likelihood", asked, job, watch)
 
 
 def _estimate(found, weights):

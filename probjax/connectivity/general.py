@@ -29,6 +29,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    check_role,
     float_dtype,
     floating,
     is_concrete,
@@ -183,6 +184,7 @@ class Joined(Connectivity):
 
     def prepare(self, x: State) -> State:
         for member in self.members:
+            check_role("members", member, Connectivity, "BitFlips()")
             x = member.prepare(x)
         return x
 

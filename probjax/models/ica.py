@@ -16,7 +16,7 @@ lengths.
 
 A fit by `MaximumLikelihood(energy, log_z=log_z)` finds a mean of absolute values, which
 has a kink wherever a response is zero: its gradient falls no further than about the
-length of a row over the number of rows, and `tolerance` should be given to suit.
+length of a row over the number of rows; choose `stop=GradientNorm(...)` accordingly.
 
 Reference: thesis, "Independent Component Analysis"; Bell and Sejnowski, Neural
 Computation 7, 1129 (1995).

@@ -18,10 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.driver import Watch, driver, run_in_turn
+from probjax.driver import Watch, driver, full_precision, run_in_turn
 from probjax.fitting import Fit, fit_job
 from probjax.natural.factors import eigen, refuse_singular, report_of
 from probjax.natural.metrics import metric
@@ -104,6 +105,7 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     return _whitening(vectors, _inverted(inverse), ravel_pytree(row)[1](mean))
 
 
+@full_precision()
 def whitened(
     scores: MetricSource | Callable[[Params, Data], Array],
     params: Params,
@@ -149,10 +151,12 @@ def fit_whitened(
     damping: Any = 1e-2,
     centred: bool | None = None,
     rows: Callable[[PRNGKeyArray, Params, Data], PyTree | Data] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     penalty: Penalty | None = None,
     stop: StoppingRule = GradientNorm(),
     num_rounds: int = 1,
     steps_per_round: int = 2000,
+    batch_size: int | None = None,
     chunk_size: int | None = None,
     watch: Watch | None = None,
 ) -> Fit:
@@ -162,9 +166,9 @@ def fit_whitened(
 
     Args:
         num_turns: largest number of turns; a fit that has converged ends.
-        penalty: as for `fit`, and so are `stop`, `num_rounds`, `steps_per_round`,
-            `chunk_size` and `watch`, for each turn. `steps_per_round=100` is a good
-            choice. A turn that a rule of one's own or a callback ends is the last.
+        optimizer: as for `fit`, and so are all that follow, for each turn.
+            `steps_per_round=100` is a good choice. A turn that a rule of one's own or
+            a callback ends is the last.
 
     >>> from probjax import PseudoLikelihood, exact, ising
     >>> from probjax.natural import energy_scores
@@ -198,15 +202,15 @@ def fit_whitened(
             penalty=penalty,
             chart=whitened(scores, here, used, damping=damping, centred=centred),
             stop=stop,
-            optimizer=None,
+            optimizer=optimizer,
             num_rounds=num_rounds,
             steps_per_round=steps_per_round,
-            batch_size=None,
+            batch_size=batch_size,
             chunk_size=chunk_size,
         )
         # Turns before the last need not converge.
         is_last = turn == num_turns - 1
-        return fit_job(fit_key, plan, here, data, asked, watch, is_last=is_last)
+        return fit_job(fit_key, plan, here, data, watch, is_last=is_last)[0]
 
     turns = run_in_turn("fit_whitened", asked, next_job, watch)
     losses = jnp.concatenate([turn.losses for turn in turns])

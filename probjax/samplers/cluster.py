@@ -79,6 +79,9 @@ class SwendsenWang(Sampler):
     def domain(self) -> Domain:
         return "bits"
 
+    def num_letters(self) -> int:
+        return 2
+
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
 
@@ -112,6 +115,9 @@ class Wolff(Sampler):
     @property
     def domain(self) -> Domain:
         return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)

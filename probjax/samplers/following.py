@@ -25,6 +25,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    check_info,
     float_dtype,
     is_concrete,
 )
@@ -76,7 +77,8 @@ def move_chains(
 
         def one(key, params, state):
             now = random.fold_in(key, number)
-            return here.step(now, potential(energy, params), state)
+            state, info = here.step(now, potential(energy, params), state)
+            return state, check_info(info)
 
         states, info = each(one, (0, axes, 0))(keys, params, states)
         if log_step is not None and target is not None:

@@ -90,6 +90,9 @@ class HeatBath(Sampler):
     def domain(self) -> Domain:
         return "bits" if self.num_states == 2 else "letters"
 
+    def num_letters(self) -> int:
+        return self.num_states
+
     def prepare(self, potential: Potential, x: State) -> State:
         return (
             binary(x)
@@ -162,6 +165,9 @@ class ColourGibbs(Sampler):
     @property
     def domain(self) -> Domain:
         return "bits"
+
+    def num_letters(self) -> int:
+        return 2
 
     def prepare(self, potential: Potential, x: State) -> State:
         count = num_sites(x)

@@ -70,6 +70,9 @@ class Metropolis(Sampler):
     def domain(self) -> Domain:
         return self.connectivity.domain
 
+    def num_letters(self) -> int | None:
+        return self.connectivity.num_letters()
+
     def cached_terms(self, state: MetropolisState) -> Float[Array, " term"]:
         return state.terms
 

@@ -27,6 +27,7 @@ from probjax.types import (
     Sampler,
     State,
     check_count,
+    check_info,
     check_key,
     check_role,
     floating,
@@ -147,20 +148,10 @@ def sample(
     else:
         asked["x"] = x = _checked(chains, x)
         begin = partial(_begin, chains, observer, x)
-    return run(
-        Job(
-            name="sample",
-            arguments=asked,
-            begin=begin,
-            advance=partial(
-                _advance, chains, observer, _draw, num_draws, num_draws, num_warmup
-            ),
-            is_over=lambda now: bool(now.made >= num_draws),
-            report=_newest,
-            finish=lambda now, stopped: _draws(now, int(now.made) if stopped else None),
-        ),
-        watch,
-    )
+    counts = _Counts(num_warmup, num_draws, num_draws)
+    job = _job(chains, observer, begin, counts)
+    job = job._replace(report=_newest, finish=_draws, every=100)
+    return run("sample", asked, job, watch)
 
 
 @driver
@@ -210,20 +201,30 @@ def sample_mean(
     else:
         asked["x"] = x = _checked(chains, x)
         begin = partial(_begin, chains, observer, x)
-    return run(
-        Job(
-            name="sample_mean",
-            arguments=asked,
-            begin=begin,
-            advance=partial(
-                _advance, chains, observer, _add, num_draws, total, num_warmup
-            ),
-            is_over=lambda now: bool(now.made >= total),
-            report=lambda now: _means(now) if now.made > 0 else None,
-            finish=lambda now, stopped: _means(now),
-            every=1000,
-        ),
-        watch,
+    counts = _Counts(num_warmup, num_draws, total)
+    job = _job(chains, observer, begin, counts)
+    return run("sample_mean", asked, job, watch)
+
+
+class _Counts(NamedTuple):
+    """Length of a run."""
+
+    warmup: int
+    draws: int
+    """Draws to be made by this run."""
+    total: Any
+    """Draws of this run and of those that it continues."""
+
+
+def _job(chains, observer, begin, counts):
+    """Describe a run to the driver; it reports and returns means."""
+    return Job(
+        begin=begin,
+        advance=partial(_advance, chains, observer, counts),
+        is_over=lambda now: bool(now.made >= counts.total),
+        report=lambda now: _means(now) if now.made > 0 else None,
+        finish=lambda now, stopped: _means(now),
+        every=1000,
     )
 
 
@@ -260,6 +261,13 @@ def _last(chains, before):
     """Return the states and the step at which an earlier run ended, after checks."""
     check_key(chains.key)
     check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    expected = jax.eval_shape(chains.start, before.state.x)
+    if jax.tree.structure(expected) != jax.tree.structure(before.state):
+        name = type(chains.sampler).__name__
+        raise ValueError(
+            f"x must be a run of {name} to be continued by it; with another sampler, "
+            "start from x=draws.state.x"
+        )
     cached = chains.sampler.cached_terms(before.state)
     known = cached is not None and is_concrete((chains, before))
     if known and not _are_terms(chains, before.state.x, cached):
@@ -282,7 +290,7 @@ def move(
     model: Potential,
     state: Any,
     *,
-    num_steps: int,
+    num_steps: Array | int,
     first: Array | int = 0,
 ) -> tuple[Any, Any]:
     """Steps number `first` to `first + num_steps - 1` of a chain, and their mean info.
@@ -292,8 +300,7 @@ def move(
 
     def stepped(key, state):
         state, info = sampler.step(key, model, state)
-        # A sampler may report whether it accepted as a boolean.
-        return state, jax.tree.map(floating, info)
+        return state, check_info(info)
 
     def step(i, carry):
         state, total = carry
@@ -303,7 +310,8 @@ def move(
     _, shape = jax.eval_shape(stepped, key, state)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     state, total = jax.lax.fori_loop(0, num_steps, step, (state, nothing))
-    return state, jax.tree.map(lambda leaf: leaf / num_steps, total)
+    count = jnp.maximum(num_steps, 1)
+    return state, jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
 
 @recipe
@@ -396,46 +404,43 @@ def _continue(chains, observer, states, step):
     return _Run(states, step, zero, zero, chains.blank(observer, states))
 
 
-def _advance(chains, observer, observe, num_draws, total, num_warmup, now, limit):
+def _advance(chains, observer, counts, now, limit):
     """Take at most `limit` steps of the warm-up, or make at most so many draws."""
     if limit is None:
-        return observe(chains, observer, now, num_warmup, num_draws)
-    if int(now.step) < num_warmup and not int(now.made):
-        return _warm(chains, now, min(limit, num_warmup - int(now.step)))
-    return observe(chains, observer, now, 0, min(limit, total - int(now.made)))
-
-
-@jax.jit
-def _warm(chains, now, num_steps):
-    states = chains.move(now.states, num_steps, now.step)
-    return now._replace(states=states, step=now.step + num_steps)
+        observe = _observe if is_concrete((chains, now)) else _observe_static
+        return observe(chains, observer, now, counts.warmup, counts.draws)
+    left = 0 if int(now.made) else counts.warmup - int(now.step)
+    if left > 0:
+        return _observe(chains, observer, now, min(limit, left), 0)
+    return _observe(chains, observer, now, 0, min(limit, counts.total - int(now.made)))
 
 
 def _observed(chains, observer, now, num_warmup, num_draws):
     """Take `num_warmup` steps and then make `num_draws` draws."""
-    if num_warmup:
-        now = _warm(chains, now, num_warmup)
+    warm = chains.move(now.states, num_warmup, now.step)
+    first_step = now.step + num_warmup
 
     def draw(number, carry):
         states, memory = carry
-        first = now.step + number * chains.thin
+        first = first_step + number * chains.thin
         return chains.observe(observer, states, memory, first, now.made + number)
 
-    carry = (now.states, now.memory)
-    states, memory = jax.lax.fori_loop(0, num_draws, draw, carry)
-    step = now.step + num_draws * chains.thin
+    states, memory = jax.lax.fori_loop(0, num_draws, draw, (warm, now.memory))
+    step = first_step + num_draws * chains.thin
     return _Run(states, step, now.made + num_draws, now.made, memory)
 
 
-_draw = partial(jax.jit, static_argnums=(3, 4))(_observed)
-"""Counts are static, so that derivatives can be taken in reverse mode."""
-_add = partial(jax.jit, static_argnums=3)(_observed)
+# Traced counts make a run and its pieces one program, equal to the bit. Inside of a
+# user's trace counts are static, as derivatives in reverse mode require.
+_observe = jax.jit(_observed)
+_observe_static = jax.jit(_observed, static_argnums=(3, 4))
 
 
-def _draws(now, made=None):
-    """Return the draws made so far, all of them if `made` is None."""
+def _draws(now, stopped):
+    """Return the draws made, fewer than asked for if a callback stopped the run."""
     x, info = now.memory
-    if made is not None:
+    if stopped:
+        made = int(now.made)
         x, info = jax.tree.map(lambda leaf: leaf[:, :made], (x, info))
     return Draws(x, info, now.states, now.step)
 

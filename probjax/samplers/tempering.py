@@ -34,6 +34,7 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
+    check_role,
     is_concrete,
     recipe,
 )
@@ -85,6 +86,7 @@ class Tempered(ForwardingSampler):
         return None
 
     def prepare(self, potential: Potential, x: State) -> State:
+        check_role("sampler", self.sampler, Sampler, "HeatBath()")
         if is_concrete(self.betas):
             _check_ladder(np.asarray(self.betas))
         return self.sampler.prepare(potential, x)

@@ -36,6 +36,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
+    check_info,
     check_role,
     float_dtype,
     floating,
@@ -178,7 +179,8 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
         current = sampler.adapted(jnp.exp(averaging.log_step))
         now = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
         states, info = jax.vmap(current.step, (0, None, 0))(now, model, states)
-        averaging = _follow(first, averaging, info.acceptance.mean(), target)
+        accept = check_info(info).acceptance.mean()
+        averaging = _follow(first, averaging, accept, target)
         if spread is not None:
             moments = _merged(spread, moments, _moments(spread, states.x))
         return states, averaging, moments

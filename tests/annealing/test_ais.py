@@ -18,6 +18,7 @@ from probjax import (
 )
 from probjax.annealing import (
     Bernoulli,
+    Categorical,
     Gaussian,
     Product,
     Straight,
@@ -164,17 +165,39 @@ def test_bad_input_is_refused_in_a_sentence(key):
     [
         (HMC(0.1), "HMC"),
         (LookAheadHMC(0.1, num_steps=1), "LookAheadHMC"),
-        (Tempered(HMC(0.1), 0.7 ** jnp.arange(2)), "HMC"),
-        (Metropolis(GaussianSteps(0.1)), "Metropolis over Steps"),
-        (Metropolis(BallSteps(0.1)), "Metropolis over Steps"),
+        (Tempered(HMC(0.1), 0.7 ** jnp.arange(2)), "Tempered"),
+        (Metropolis(GaussianSteps(0.1)), "Metropolis"),
+        (Metropolis(BallSteps(0.1)), "Metropolis"),
     ],
 )
 def test_discrete_states_are_not_moved_continuously(sampler, name, key):
     for base in (Bernoulli(2), Product((Bernoulli(1), Gaussian(1)))):
         options = dict(sampler=sampler, num_particles=10, num_steps=2)
-        message = f"draws discrete states, which {name} cannot move: use HeatBath"
+        message = f"draws, got {name}, which moves reals"
         with pytest.raises(ValueError, match=message):
             ais(key, anything, 0.0, base, **options)
+
+
+def test_letters_that_the_base_does_not_draw_are_refused(key):
+    options = dict(num_particles=10, num_steps=2, pilot=None)
+    for base, sampler, kinds in (
+        (Bernoulli(2), Metropolis(SiteChanges(3)), "move bits, .* moves 3 letters"),
+        (Categorical(2, 3), Metropolis(SiteChanges(4)), "move 3 letters.*4 letters"),
+        (Categorical(2, 3), HeatBath(), r"move 3.*moves bits; try HeatBath\(3\)"),
+    ):
+        with pytest.raises(ValueError, match=f"sampler must {kinds}"):
+            ais(key, coin, 0.0, base, sampler=sampler, **options)
+    bits = Product((Bernoulli(2), Categorical(2, 2)))
+    found = ais(key, pair, 0.0, bits, sampler=HeatBath(), **options)
+    np.testing.assert_allclose(found.log_z, 4 * np.log(2), rtol=1e-6)
+
+
+def coin(params, x):
+    return params * jnp.sum(x)
+
+
+def pair(params, x):
+    return params * (jnp.sum(x[0]) + jnp.sum(x[1]))
 
 
 @pytest.mark.parametrize(
@@ -183,12 +206,12 @@ def test_discrete_states_are_not_moved_continuously(sampler, name, key):
         (HeatBath(), "HeatBath"),
         (HeatBath(num_states=3), "HeatBath"),
         (ColourGibbs(jnp.eye(2)), "ColourGibbs"),
-        (Metropolis(BitFlips()), "Metropolis over BitFlips"),
-        (Metropolis(SiteChanges(3)), "Metropolis over SiteChanges"),
+        (Metropolis(BitFlips()), "Metropolis"),
+        (Metropolis(SiteChanges(3)), "Metropolis"),
     ],
 )
 def test_continuous_states_are_not_flipped(sampler, name, key):
-    message = f"Gaussian draws continuous states, which {name} cannot move: use HMC"
+    message = f"must move reals, which Gaussian draws, got {name}, which moves .*HMC"
     with pytest.raises(ValueError, match=message):
         ais(
             key,

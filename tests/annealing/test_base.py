@@ -225,7 +225,8 @@ def test_bases_keep_their_contract(base, dtype, x64, key):
         for leaf in jax.tree.leaves((x, model(x), base.log_z)):
             assert leaf.dtype == dtype
         np.testing.assert_allclose(model(x), base.energy(x), rtol=1e-6)
-        assert base.discrete == (name(base) in ("Bernoulli", "Categorical", "Product"))
+        domains = {"Bernoulli": "bits", "Categorical": "letters", "Product": "mixed"}
+        assert base.domain == domains.get(name(base), "reals")
 
 
 @pytest.mark.parametrize("base", CASES, ids=name)
@@ -332,7 +333,7 @@ def test_products_are_bases_of_trees(x64, key):
     }
     bits = np.concatenate([draws["a"][1], draws["b"]], axis=1)
     assert np.abs(np.corrcoef(bits.T) - np.eye(3)).max() < 5 / np.sqrt(1000)
-    assert not Product([Gaussian(2), Laplace(1)]).discrete
+    assert Product([Gaussian(2), Laplace(1)]).domain == "reals"
 
 
 def test_fitted_bases_have_the_moments_of_weighted_data(x64):

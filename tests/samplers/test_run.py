@@ -72,7 +72,7 @@ def test_a_step_from_the_model_leads_to_the_model(key):
 
 
 def test_new_parameters_starts_and_keys_compile_nothing_anew():
-    count = run._go_on._cache_size()
+    count = run._observe._cache_size()
     for seed in range(3):
         samplers.sample(
             jax.random.key(seed),
@@ -82,7 +82,7 @@ def test_new_parameters_starts_and_keys_compile_nothing_anew():
             sampler=samplers.HeatBath(),
             num_draws=2,
         )
-    assert run._go_on._cache_size() == count + 1
+    assert run._observe._cache_size() == count + 1
 
 
 @pytest.mark.parametrize(

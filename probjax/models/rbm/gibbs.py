@@ -115,6 +115,9 @@ class BlockGibbs(Sampler):
     def domain(self) -> Domain:
         return "bits"
 
+    def num_letters(self) -> int:
+        return 2
+
     def prepare(self, potential: Potential, x: State) -> State:
         return binary(x)
 
