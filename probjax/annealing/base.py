@@ -263,6 +263,10 @@ class Product(Base):
         first = parts[0].domain
         return first if all(part.domain == first for part in parts) else "mixed"
 
+    def num_letters(self) -> int | None:
+        first, *others = (part.num_letters() for part in self._flat[0])
+        return first if all(other == first for other in others) else None
+
     @property
     def log_z(self) -> Scalar:
         return reduce(add, (part.log_z for part in self._flat[0]))

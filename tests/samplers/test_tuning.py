@@ -59,6 +59,7 @@ def test_chains_at_one_point_with_steps_far_off_are_tuned(sd, step_size, key):
         1 / sd**2,
         jnp.zeros((20, 3)),
         sampler=samplers.HMC(step_size),
+        target=0.8,
     )
     lengths = found.sampler.metric * found.sampler.step_size / sd
     assert np.all((lengths > 0.5) & (lengths < 2))
@@ -70,7 +71,7 @@ def isotropic(params, x):
 
 
 def test_bad_tuning_is_refused(key):
-    with pytest.raises(ValueError, match="samplers with a step_size and a metric"):
+    with pytest.raises(ValueError, match="sampler must have a target_acceptance"):
         samplers.tune(
             key, isotropic, 1.0, jnp.zeros((2, 2)), sampler=samplers.HeatBath()
         )
