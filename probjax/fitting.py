@@ -218,10 +218,11 @@ def _checked(key, plan, params, data):
     rows = _checked_rows(plan.objective, params, data)
     first = Data(*rows.first) if isinstance(rows, Surveyed) else rows
     _check_batches(plan, rows, first)
-    _check_rounds(plan, first)
     if isinstance(rows, Surveyed):
         check_context(key, plan.objective, params, rows)
-    elif plan.penalty is None and plan.optimizer is None and plan.stop.needs_minimum:
+    _check_rounds(plan, first)
+    goes_to_minimum = plan.optimizer is None and plan.stop.needs_minimum
+    if rows is first and plan.penalty is None and goes_to_minimum:
         warn_of_unbounded(plan.objective, params, rows)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, plan = of_kind(float_dtype(params), (params, plan))

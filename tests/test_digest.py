@@ -1,5 +1,6 @@
 """Hashes of content, and one object for all functions that are equal."""
 
+import dataclasses
 import functools
 import gc
 import os
@@ -20,7 +21,7 @@ import pytest
 import probjax
 from probjax import HMC, MPF, contents, ising
 from probjax.digest import canonical, digest, strict_digest
-from probjax.types import recipe, static
+from probjax.types import closed_form, recipe, static
 
 ROOT = Path(probjax.__file__).parents[1]
 
@@ -435,3 +436,66 @@ def test_the_table_keeps_nothing_alive():
     assert alive() is None
     again = scaled_by(np.full(3, 9.0))
     assert canonical(again) is again
+
+
+class Handle:
+    """An object that cannot be pickled, and has attributes."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("holds a handle")
+
+
+def test_what_cannot_be_pickled_counts_by_its_attributes():
+    assert digest(Handle(1.0)) == digest(Handle(1.0))
+    assert digest(Handle(1.0)) != digest(Handle(2.0))
+
+
+def test_closed_forms_count():
+    def make():
+        def energy(params, x):
+            return params @ x
+
+        return energy
+
+    def gaps(params, x):
+        return params * x
+
+    formed = closed_form(flip_gaps=gaps)(make())
+    assert canonical(make()) is not canonical(formed)
+    # As of functions that an installed package makes.
+    formed = optax.adam(0.1).update
+    plain = canonical(optax.adam(0.1).update)
+    formed.closed_forms = {"flip_gaps": gaps}
+    assert canonical(formed) is not plain
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, init=False)
+class Net:
+    """Parameters of another library, with an `__init__` of their own."""
+
+    weight: float
+    activation: object
+
+    def __init__(self, size):
+        object.__setattr__(self, "weight", float(size))
+        object.__setattr__(self, "activation", lambda x: x**2)
+
+    def tree_flatten(self):
+        return (self.weight,), self.activation
+
+    @classmethod
+    def tree_unflatten(cls, activation, leaves):
+        net = object.__new__(cls)
+        object.__setattr__(net, "weight", leaves[0])
+        object.__setattr__(net, "activation", activation)
+        return net
+
+
+def test_dataclasses_of_others_are_left_alone():
+    for size in (1, 1):
+        net = Net(size)
+        assert canonical(net) is net

@@ -253,3 +253,65 @@ def test_callbacks_that_look_alike_are_not_mistaken_for_each_other(key):
         return seen
 
     assert [len(watched()) for _ in range(2)] == [3, 3]
+
+
+def test_a_run_of_one_distribution_is_reported_and_saved(tmp_path):
+    seen, path = [], tmp_path / "ais.npz"
+    args, options = CALLS[ais]
+    watch = Watch(seen.append, checkpoint=Checkpoint(path))
+    found = ais(KEY, *args, watch=watch, **options | {"num_steps": 1})
+    assert len(seen) == 1
+    assert path.exists()
+    assert found.log_z == ais(KEY, *args, **options | {"num_steps": 1}).log_z
+
+
+def test_the_confirming_run_is_not_cut_by_the_most_steps():
+    """A run that is good enough is followed by one of its length, whatever it is."""
+    args, options = CALLS[ais_until]
+    options = options | {"num_particles": 100, "num_steps": 20, "most_steps": 10}
+    seen = []
+    watch = Watch(lambda annealed: seen.append(1) and None, every=100)
+    ais_until(KEY, *args, watch=watch, **options)
+    assert len(seen) == 2
+
+
+def test_rows_on_disk_are_refused_inside_jit():
+    source = probjax.blocks.from_array(BITS.astype(np.float32), rows_per_block=10)
+
+    @jax.jit
+    def learn(params):
+        return fit(KEY, MPF(ising.energy), params, source).params
+
+    with pytest.raises(ValueError, match="data must be rows in memory inside jit"):
+        learn(random_ising(0, 3))
+
+
+def test_warnings_point_to_the_line_that_called():
+    never = np.zeros((10, 3), int)
+    flow, start = MPF(ising.energy), random_ising(0, 3)
+    scores = energy_scores(ising.energy)
+    for call in (
+        lambda: fit(KEY, flow, start, never, steps_per_round=1),
+        lambda: fit_whitened(
+            KEY, flow, start, never, scores, num_turns=1, steps_per_round=1
+        ),
+    ):
+        with pytest.warns(UserWarning, match="fit has not converged") as seen:
+            call()
+        assert {Path(each.filename).name for each in seen} == {Path(__file__).name}
+        assert len(seen) == 2
+
+
+def test_a_run_is_not_continued_by_another_sampler():
+    args = KEY, ising.energy, random_ising(0, 3)
+    draws = sample(*args, BITS, sampler=HeatBath(), num_draws=1)
+    with pytest.raises(ValueError, match="x must be a run of HMC to be continued"):
+        sample(*args, draws, sampler=HMC(0.1), num_draws=1)
+
+
+def test_a_continued_run_is_not_warmed_up_again():
+    args, options = CALLS[sample]
+    options = options | {"num_warmup": 3}
+    draws = sample(KEY, *args, **options)
+    more = sample(KEY, *args[:2], draws, **options)
+    assert (int(draws.step), int(more.step)) == (5, 7)

@@ -619,3 +619,59 @@ def test_a_base_and_a_sampler_of_other_states_are_refused():
         ais(KEY, quadratic, 1.0, mixed, sampler=HMC(0.1), **ANNEAL)
     with pytest.raises(ValueError, match="sampler must move bits, which Bernoulli"):
         ais(*args, Bernoulli(3), sampler=Walk(), **ANNEAL)
+
+
+@recipe
+class Odd(Sampler):
+    """Reports a record of its own."""
+
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        return state, Where(jnp.ones(()))
+
+
+@recipe
+class Boolean(Sampler):
+    """Reports a boolean."""
+
+    def init(self, key, potential, x):
+        return Where(x)
+
+    def step(self, key, potential, state):
+        return state, Info(jnp.asarray(True))
+
+
+def test_a_step_must_report_an_info():
+    for call in (
+        lambda: sample(*ARGS, X, sampler=Odd(), num_draws=1),
+        lambda: ais(*ARGS, Gaussian(2), sampler=Odd(), **ANNEAL),
+    ):
+        with pytest.raises(ValueError, match="must report a probjax.Info, got Where"):
+            call()
+    assert sample(*ARGS, X, sampler=Boolean(), num_draws=1).info.accept.all()
+
+
+def test_what_is_inside_must_inherit_too():
+    ladder = jnp.array([1.0, 0.5])
+    for name, call in (
+        (
+            "Sampler",
+            lambda: sample(*ARGS, X, sampler=samplers.Tempered(Duck(), ladder), **ONE),
+        ),
+        (
+            "Connectivity",
+            lambda: sample(*ARGS, X, sampler=Metropolis(Joined((Duck(),))), **ONE),
+        ),
+        (
+            "Chart",
+            lambda: fit(
+                KEY, SquaredDistance(), 1.0, X, chart=charts.Composed((Duck(),))
+            ),
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"must inherit from probjax\.{name}, as"):
+            call()
+    with pytest.raises(ValueError, match="rules must be one StoppingRule or more"):
+        probjax.AnyOf((Duck(),))

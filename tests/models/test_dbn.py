@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Data, GradientNorm, MaximumLikelihood, dbn, exact, fit, rbm
+from probjax import (
+    Data,
+    GradientNorm,
+    MaximumLikelihood,
+    annealing,
+    dbn,
+    exact,
+    fit,
+    rbm,
+)
 
 SIZES = (4, 3, 5, 2)
 
@@ -53,7 +62,11 @@ def drawn_energies(layers):
 
 
 def exactly(log_z):
-    return SimpleNamespace(log_z=log_z, stderr=jnp.zeros(()), ess=jnp.inf)
+    """An estimate without error, as of a run that is at its end."""
+    none, plan = jnp.zeros(()), annealing.Plan(jnp.array([0.0, 1.0]), None, None, None)
+    at_its_end = SimpleNamespace(step=1)
+    particles = (jnp.inf, None, None, None, plan, at_its_end)
+    return annealing.Annealed(log_z, none, log_z, none, *particles)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])

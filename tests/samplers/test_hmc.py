@@ -328,7 +328,7 @@ def test_states_may_be_trees(key):
 
 
 def test_new_steps_metrics_and_parameters_compile_nothing_anew():
-    count = run._go_on._cache_size()
+    count = run._observe._cache_size()
     for seed in range(3):
         sampler = HMC(
             0.1 + 0.1 * seed,
@@ -340,7 +340,7 @@ def test_new_steps_metrics_and_parameters_compile_nothing_anew():
         sample(
             jax.random.key(seed), line, 1.0 * seed, start, sampler=sampler, num_draws=2
         )
-    assert run._go_on._cache_size() == count + 1
+    assert run._observe._cache_size() == count + 1
 
 
 def test_energy_is_that_of_the_state_and_its_momentum(key):
