@@ -13,7 +13,7 @@ of a leaf.
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Chart, Params, PyTree, check_role, holds, is_concrete, recipe
+from probjax.types import Chart, Params, PyTree, check_parts, holds, is_concrete, recipe
 
 
 @recipe
@@ -140,9 +140,11 @@ class Composed(Chart):
 
     charts: tuple[Chart, ...]
 
+    def __post_init__(self):
+        check_parts("charts", self.charts, Chart, "Positive()")
+
     def forward(self, params: Params) -> PyTree:
         for chart in self.charts:
-            check_role("charts", chart, Chart, "Positive()")
             params = chart.forward(params)
         return params
 

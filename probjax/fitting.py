@@ -222,7 +222,7 @@ def _checked(key, plan, params, data):
         check_context(key, plan.objective, params, rows)
     _check_rounds(plan, first)
     goes_to_minimum = plan.optimizer is None and plan.stop.needs_minimum
-    if rows is first and plan.penalty is None and goes_to_minimum:
+    if isinstance(rows, Data) and plan.penalty is None and goes_to_minimum:
         warn_of_unbounded(plan.objective, params, rows)
     # All numbers of one kind, so that knobs given otherwise are the same program.
     params, plan = of_kind(float_dtype(params), (params, plan))

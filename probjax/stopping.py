@@ -24,6 +24,7 @@ from probjax.types import (
     Params,
     PyTree,
     Scalar,
+    check_parts,
     float_dtype,
     is_concrete,
     recipe,
@@ -154,17 +155,7 @@ class AnyOf(StoppingRule):
     rules: tuple[StoppingRule, ...]
 
     def __post_init__(self):
-        # Trees of other things, which jax makes of a recipe, are let through.
-        strange = [
-            rule
-            for rule in self.rules
-            if not isinstance(rule, StoppingRule | None) and type(rule) is not object
-        ]
-        if not self.rules or strange:
-            raise ValueError(
-                "rules must be one StoppingRule or more, such as (GradientNorm(),), "
-                f"got {strange or self.rules}"
-            )
+        check_parts("rules", self.rules, StoppingRule, "GradientNorm()")
 
     def is_met(self, progress: Progress, data: Data) -> Array:
         return _any([rule.is_met(progress, data) for rule in self.rules])

@@ -260,6 +260,18 @@ def check_role(
     )
 
 
+def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
+    """Raise if a recipe's parts are none, or do not inherit from `interface`.
+
+    Placeholders, with which jax rebuilds recipes, are let through.
+    """
+    if not parts:
+        raise ValueError(f"{name} must be at least one, such as {example}, got none")
+    for part in parts:
+        if part is not None and type(part) is not object:
+            check_role(name, part, interface, example)
+
+
 def check_key(key: Any) -> None:
     """Refuse what no random numbers can be drawn by."""
     if not isinstance(key, jax.Array):

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -296,10 +297,11 @@ def test_warnings_point_to_the_line_that_called():
             KEY, flow, start, never, scores, num_turns=1, steps_per_round=1
         ),
     ):
-        with pytest.warns(UserWarning, match="fit has not converged") as seen:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             call()
         assert {Path(each.filename).name for each in seen} == {Path(__file__).name}
-        assert len(seen) == 2
+        assert any(each.category is probjax.UnboundedWarning for each in seen)
 
 
 def test_a_run_is_not_continued_by_another_sampler():

@@ -29,7 +29,7 @@ from probjax.types import (
     Scalar,
     State,
     check_count,
-    check_role,
+    check_parts,
     float_dtype,
     floating,
     is_concrete,
@@ -169,8 +169,7 @@ class Joined(Connectivity):
     members: tuple[Connectivity, ...]
 
     def __post_init__(self):
-        if not self.members:
-            raise ValueError("members must be at least one connectivity, got none")
+        check_parts("members", self.members, Connectivity, "BitFlips()")
 
     @property
     def domain(self) -> Domain:
@@ -184,7 +183,6 @@ class Joined(Connectivity):
 
     def prepare(self, x: State) -> State:
         for member in self.members:
-            check_role("members", member, Connectivity, "BitFlips()")
             x = member.prepare(x)
         return x
 
