@@ -8,6 +8,7 @@ import pytest
 
 from probjax import (
     MPF,
+    Progress,
     Watch,
     ais,
     annealing_bar,
@@ -19,7 +20,6 @@ from probjax import (
 )
 from probjax.annealing import Bernoulli, ais_until, marginal_log_likelihood
 from probjax.connectivity import BitFlips
-from probjax.fitting import Progress
 from probjax.progress import rows_bar
 from probjax.samplers import HeatBath, Metropolis
 
