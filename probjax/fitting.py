@@ -317,6 +317,7 @@ class ConvergenceWarning(UserWarning):
 
     Where a fit is cut short on purpose, it can be told by `converged` instead:
 
+    >>> import warnings
     >>> from probjax import ScoreMatching
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
@@ -334,6 +335,7 @@ class UnboundedWarning(UserWarning):
 
     As of a unit that is never on:
 
+    >>> import warnings
     >>> from probjax import PseudoLikelihood, ising
     >>> start, rows = ising.init(jax.random.key(0), 2), jnp.array([[0, 0], [1, 0]])
     >>> args = jax.random.key(1), PseudoLikelihood(ising.energy), start, rows

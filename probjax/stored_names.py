@@ -12,6 +12,14 @@ import dataclasses
 import importlib
 from typing import Any
 
+NAMES_OF_0_1_0` translates those
+names, and `FIELDS_OF_0_1_0` the fields that have been renamed since.
+"""
+
+import dataclasses
+import importlib
+from typing import Any
+
 NAMES: dict[str, str] = {
     "AllFlips": "probjax.connectivity.flips:AllFlips",
     "Annealed": "probjax.annealing.annealed:Annealed",

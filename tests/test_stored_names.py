@@ -24,7 +24,7 @@ HOLD_FUNCTIONS = """
     checkpoint_files:Form connectivity.general:Listed driver:Job driver:Watch
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
     descent:Optax descent:Problem families:Family interop:Blackjax
-    natural.linear:Streamed natural.scores:Given natural.scores:Metric
+    natural.streamed:Streamed natural.scores:Given natural.scores:Metric
     natural.scores:Scores objectives.contrast:NoiseContrast
     objectives.corrupted:Corrupted objectives.divergence:ContrastiveDivergence
     objectives.divergence:PersistentDivergence objectives.flow:PersistentMPF

@@ -103,7 +103,7 @@ class Lengths(Factor):
 
     inverse: PyTree
     shift: Scalar | None
-    report: Report
+    report: Report = Factor.report
 
     def solve(self, tree: PyTree) -> PyTree:
         return jax.tree.map(jnp.multiply, self.inverse, tree)
