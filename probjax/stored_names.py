@@ -12,14 +12,6 @@ import dataclasses
 import importlib
 from typing import Any
 
-NAMES_OF_0_1_0` translates those
-names, and `FIELDS_OF_0_1_0` the fields that have been renamed since.
-"""
-
-import dataclasses
-import importlib
-from typing import Any
-
 NAMES: dict[str, str] = {
     "AllFlips": "probjax.connectivity.flips:AllFlips",
     "Annealed": "probjax.annealing.annealed:Annealed",
@@ -115,23 +107,23 @@ NAMES: dict[str, str] = {
     "Metropolis": "probjax.samplers.metropolis:Metropolis",
     "metropolis.State": "probjax.samplers.metropolis:MetropolisState",
     "Model": "probjax.families:Model",
-    "natural.BlockFactor": "probjax.natural.solves:Blocked",
-    "natural.Blocks": "probjax.natural.solves:Blocks",
-    "natural.ConjugateGradient": "probjax.natural.solves:ConjugateGradient",
-    "natural.Dense": "probjax.natural.solves:Dense",
-    "natural.Diagonal": "probjax.natural.solves:Diagonal",
-    "natural.DiagonalFactor": "probjax.natural.solves:Lengths",
-    "natural.IterativeFactor": "probjax.natural.solves:Iterated",
-    "natural.LowRank": "probjax.natural.solves:LowRank",
+    "natural.BlockFactor": "probjax.natural.factors:Blocked",
+    "natural.Blocks": "probjax.natural.structures:Blocks",
+    "natural.ConjugateGradient": "probjax.natural.structures:ConjugateGradient",
+    "natural.Dense": "probjax.natural.structures:Dense",
+    "natural.Diagonal": "probjax.natural.structures:Diagonal",
+    "natural.DiagonalFactor": "probjax.natural.factors:Lengths",
+    "natural.IterativeFactor": "probjax.natural.factors:Iterated",
+    "natural.LowRank": "probjax.natural.structures:LowRank",
     "natural.MatrixMetric": "probjax.natural.linear:Known",
-    "natural.PseudoInverse": "probjax.natural.solves:PseudoInverse",
-    "natural.Report": "probjax.natural.solves:Report",
-    "natural.Ridge": "probjax.natural.solves:Ridge",
-    "natural.Robust": "probjax.natural.solves:Robust",
+    "natural.PseudoInverse": "probjax.natural.regularisers:PseudoInverse",
+    "natural.Report": "probjax.natural.factors:Report",
+    "natural.Ridge": "probjax.natural.regularisers:Ridge",
+    "natural.Robust": "probjax.natural.regularisers:Robust",
     "natural.RowMetric": "probjax.natural.linear:Table",
     "natural.State": "probjax.natural.transform:NaturalState",
     "natural.Whitening": "probjax.natural.whitening:Whitening",
-    "natural.WoodburyFactor": "probjax.natural.solves:Woodbury",
+    "natural.WoodburyFactor": "probjax.natural.factors:Woodbury",
     "Neighbours": "probjax.types:Neighbours",
     "Normalised": "probjax.objectives.contrast:Normalised",
     "objectives.Particles": "probjax.objectives.particles:Particles",
