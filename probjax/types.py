@@ -266,7 +266,10 @@ def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
     Placeholders, with which jax rebuilds recipes, are let through.
     """
     if not parts:
-        raise ValueError(f"{name} must be at least one, such as {example}, got none")
+        raise ValueError(
+            f"{name} must hold at least one {interface.__name__}, such as {example}, "
+            "got none"
+        )
     for part in parts:
         if part is not None and type(part) is not object:
             check_role(name, part, interface, example)

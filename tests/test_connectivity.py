@@ -281,7 +281,7 @@ def too_few(params, x):
 
 
 def test_a_union_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one connectivity"):
+    with pytest.raises(ValueError, match="at least one Connectivity"):
         Joined(())
 
 
