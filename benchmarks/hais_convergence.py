@@ -35,8 +35,8 @@ from benchmarks.annealing_tasks import (
 from benchmarks.harness import Options, Table
 from probjax import GaussianSteps, plots
 from probjax.annealing import Pilot
-from probjax.annealing.pilot import NUM_KNOTS, NUM_SETTLING
-from probjax.annealing.plan import LEAST_STEPS, MOST_STEPS
+from probjax.annealing.pilot import NUM_KNOTS
+from probjax.annealing.planning import LEAST_STEPS, MOST_STEPS, NUM_SETTLING
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
 from probjax.types import Sampler

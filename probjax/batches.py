@@ -46,10 +46,14 @@ def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
     return jax.random.permutation(deck_key, order[places])
 
 
-def new_deck(count: int, *, size: int, steps: int) -> Batches:
-    """`count` rows for rounds of `steps` batches of `size`, to be shuffled at once."""
+def rows_per_round(count: int, *, size: int, steps: int) -> int:
+    """Number of `count` rows that a round of `steps` batches of `size` visits."""
+    return steps * size if steps <= count // size else count
+
+
+def new_deck(count: int, hand: int) -> Batches:
+    """`count` rows for rounds that visit `hand` of them, to be shuffled at once."""
     deck = jnp.arange(count)
-    hand = steps * size if steps <= count // size else count
     return Batches(deck, jnp.asarray(count), deck[:hand])
 
 

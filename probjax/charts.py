@@ -13,7 +13,8 @@ of a leaf.
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Chart, Params, PyTree, check_parts, holds, is_concrete, recipe
+from probjax.checks import holds, is_finite
+from probjax.types import Chart, Params, PyTree, check_parts, is_concrete, recipe
 
 
 @recipe
@@ -192,4 +193,4 @@ def _is_positive(value):
 
 
 def _is_finite_not_zero(value):
-    return jnp.isfinite(value) & (value != 0)
+    return is_finite(value) & (value != 0)

@@ -8,9 +8,11 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from probjax import __version__
+from probjax.compilation_cache import programs_kept
 
 _ABOUT = """Learn models of bits, spins and letters whose partition function is unknown.
 
@@ -60,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        code = _run(given)
+        with nullcontext() if given.no_cache else programs_kept():
+            code = _run(given)
     for said in dict.fromkeys(str(note.message) for note in notes):
         print(f"probjax: note: {said}", file=sys.stderr)
     return code
@@ -122,13 +125,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands, name, brief, about, example):
-    return commands.add_parser(
+    parser = commands.add_parser(
         name,
         help=brief,
         description=about,
         epilog=example,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="compile everything, and do not keep it for the next call",
+    )
+    return parser
 
 
 def _add_fit(parser):

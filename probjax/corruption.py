@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds
 from probjax.connectivity.flips import binary
 from probjax.preprocessing import binarise_randomly
 from probjax.types import (
@@ -24,7 +25,6 @@ from probjax.types import (
     Float,
     PRNGKeyArray,
     check_count,
-    holds,
     recipe,
     static,
 )

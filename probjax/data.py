@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import holds, is_finite
 from probjax.devices import on_host
-from probjax.types import ArrayLike, Data, PyTree, holds
+from probjax.types import ArrayLike, Data, PyTree, as_array
 
 
 def as_data(data: PyTree | Data) -> Data:
     """`data` as a checked `Data` of jax arrays; trouble is one `ValueError`."""
     data = data if isinstance(data, Data) else Data(data)
-    x = jax.tree.map(jnp.asarray, data.x)
+    x = jax.tree.map(as_array, data.x)
     rows = _count_rows(x)
     weights, mask = data.weights, data.mask
     if weights is not None:
@@ -22,7 +23,7 @@ def as_data(data: PyTree | Data) -> Data:
     if mask is not None:
         mask = _checked_mask(mask, x, weights)
         x = jax.tree.map(_covered, x, mask)
-    if not holds(jnp.isfinite, x):
+    if not holds(is_finite, x):
         missing = "" if mask is not None else "; say what is missing by Data(x, mask=)"
         raise ValueError(f"data must be finite, got NaN or infinity{missing}")
     return Data(x, weights, mask)
@@ -73,7 +74,7 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
     weights = None if data.weights is None else on_host(data.weights)
     counts = np.bincount(inverse.ravel(), weights, minlength=len(unique))
-    return Data(jnp.asarray(unique), jnp.asarray(counts, jnp.result_type(float)))
+    return Data(as_array(unique), as_array(counts, jnp.result_type(float)))
 
 
 def _count_rows(x):
@@ -93,7 +94,7 @@ def _count_rows(x):
 
 
 def _checked_weights(weights, rows):
-    weights = jnp.asarray(weights, jnp.result_type(float))
+    weights = as_array(weights, jnp.result_type(float))
     if weights.shape != (rows,):
         raise ValueError(
             f"weights must have one entry for each of {rows} rows, "
@@ -101,13 +102,13 @@ def _checked_weights(weights, rows):
         )
     if not holds(_is_weight, weights):
         raise ValueError(f"weights must not be negative, got {weights.min()}")
-    if not holds(jnp.any, weights):
+    if not holds(_is_any, weights):
         raise ValueError("weights must not all be zero")
     return weights
 
 
 def _checked_mask(mask, x, weights):
-    mask = jax.tree.map(jnp.asarray, mask)
+    mask = jax.tree.map(as_array, mask)
     shapes, mine = jax.tree.map(jnp.shape, x), jax.tree.map(jnp.shape, mask)
     if jax.tree.flatten(shapes) != jax.tree.flatten(mine):
         raise ValueError(f"mask must be shaped like data, {shapes}, got {mine}")
@@ -132,7 +133,7 @@ def _along(rows, leaf):
 
 
 def _is_seen(mask):
-    return jnp.any(mask, axis=0)
+    return mask.any(axis=0)
 
 
 def _covered(x, mask):
@@ -142,5 +143,9 @@ def _covered(x, mask):
     return jnp.where(mask, x, value)
 
 
+def _is_any(value):
+    return value.any()
+
+
 def _is_weight(value):
-    return jnp.isfinite(value) & (value >= 0)
+    return is_finite(value) & (value >= 0)

@@ -44,7 +44,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from probjax.types import Data, PyTree, is_concrete
+from probjax.types import Data, PyTree, is_concrete, is_tracing
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -222,7 +222,7 @@ def _divides(rows):
 def _mesh_to_set(tree):
     """The mesh of what is spread in a tree; None if the context's will do."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
-    if not (is_concrete(leaves) and _is_outside()):
+    if is_tracing() or not is_concrete(leaves):
         return None
     where = [leaf.sharding for leaf in leaves]
     meshes = [each.mesh for each in where if isinstance(each, NamedSharding)]
@@ -233,19 +233,10 @@ def _mesh_to_set(tree):
     return _automatic(mesh) if AxisType.Explicit in mesh.axis_types else None
 
 
-def _is_outside():
-    """Whether no code is being traced: only then can a mesh be set."""
-    try:
-        jax.sharding.get_mesh()
-    except ValueError:
-        return False
-    return True
-
-
 def _refuse_typed():
     """Inside of compiled code a mesh with places in types cannot be exchanged."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not _is_outside() and mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
+    if is_tracing() and mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
             "a driver inside jit needs a mesh with axes of the type Auto: make it by "
             "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * n)"

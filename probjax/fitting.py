@@ -18,17 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from probjax.batches import rows_per_round
 from probjax.blocks import Blocks, Surveyed, survey
+from probjax.checks import at_once, holds, is_finite
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.driver import Job, Watch, driver, run
 from probjax.passes import check_context, out_of_core
 from probjax.rounds import (
     Plan,
+    Run,
     advance_compiled,
-    is_over,
+    has_ended,
     progress,
-    run_compiled,
+    run_rounds,
     start_compiled,
 )
 from probjax.rows import default_chunk_size, loss_over_rows
@@ -45,11 +48,11 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     Scalar,
+    as_array,
     check_count,
     check_key,
     check_role,
     float_dtype,
-    holds,
     is_concrete,
     warn,
 )
@@ -185,23 +188,70 @@ def fit_job(
     """
     plan, params, rows = _checked(key, plan, params, data)
     known = {"params": params, "data": rows, **vars(plan)}
+    del known["rows_per_round"]
     if isinstance(rows, Surveyed):
-        begin, advance = out_of_core(plan, key, params, rows)
+        start, advance = out_of_core(plan, key, params, rows)
         saved = watch is not None and watch.checkpoint is not None
         known["data"] = (rows.digest() if saved else "", rows.source.decode)
     else:
-        # A fit that nobody watches is one program, which starts by itself.
-        begin = partial(start_compiled, plan, key, params, rows) if watch else tuple
-        advance = partial(_advanced, plan, key, params, rows)
-    job = Job(
-        begin=begin,
-        advance=advance,
-        is_over=lambda now: bool(is_over(plan, now)),
-        report=progress,
-        finish=partial(_finish, plan, is_last),
-        every=50,
-    )
+        start = partial(start_compiled, plan, key, params, rows)
+        advance = partial(_advance_in_memory, plan, key, params, rows)
+    if is_concrete((key, plan, params, rows)):
+        room = plan.num_rounds * plan.steps_per_round
+        job = Job(
+            begin=lambda: _State(start(), np.zeros(room, float_dtype(params))),
+            advance=partial(_advance, plan, advance),
+            is_over=lambda now: has_ended(plan, now.run),
+            report=lambda now: progress(now.run),
+            finish=partial(_finish, plan, is_last),
+            every=50,
+        )
+    else:
+        job = _traced_job(plan, key, params, rows)
     return job, known
+
+
+class _State(NamedTuple):
+    """State of a fit on the host."""
+
+    run: Run
+    losses: np.ndarray
+    """Losses of all steps that are allowed, of which `run.step` have been taken."""
+
+
+def _advance_in_memory(plan, key, params, data, run, limit):
+    return advance_compiled(plan, key, run, params, data, limit)
+
+
+def _advance(plan, advance, now, every):
+    """Advance to the next multiple of `every` steps, or to the end, piece by piece."""
+    run, losses = now.run, np.array(now.losses)
+    step = int(run.step)
+    last = None if every is None else (step // every + 1) * every
+    while True:
+        limit = step + len(run.losses)
+        run = advance(run, limit if last is None else min(limit, last))
+        step, first = int(run.step), int(run.first)
+        losses[first:step] = on_host(run.losses)[: step - first]
+        run = run._replace(first=run.step)
+        if step == last or has_ended(plan, run):
+            return _State(run, losses)
+
+
+def _traced_job(plan, key, params, data):
+    """Describe a fit inside of `jit` or `vmap`: one program, with all losses in it."""
+    room = plan.num_rounds * plan.steps_per_round
+
+    def finish(run, stopped):
+        return _fit(run, run.losses)
+
+    return Job(
+        begin=partial(run_rounds, plan, key, params, data, room),
+        advance=lambda run, every: run,
+        is_over=lambda run: True,
+        report=progress,
+        finish=finish,
+    )
 
 
 def _checked(key, plan, params, data):
@@ -229,14 +279,17 @@ def _checked(key, plan, params, data):
     if plan.chart is not None:
         _check_chart(plan.chart, params)
     size = plan.chunk_size or default_chunk_size(first)
-    return dataclasses.replace(plan, chunk_size=size), params, rows
+    plan = dataclasses.replace(
+        plan, chunk_size=size, rows_per_round=_rows_per_round(plan, first)
+    )
+    return plan, params, rows
 
 
-def _advanced(plan, key, params, data, now, every):
-    if every is None:
-        return run_compiled(plan, key, params, data)
-    limit = (int(now.step) // every + 1) * every
-    return advance_compiled(plan, key, now, params, data, limit)
+def _rows_per_round(plan, data):
+    if plan.batch_size is None:
+        return None
+    count, steps = num_rows(data), plan.steps_per_round
+    return rows_per_round(count, size=plan.batch_size, steps=steps)
 
 
 @driver
@@ -284,20 +337,20 @@ def _loss(key, objective, params, data, *, chunk_size):
 
 def _finish(plan, is_last, now, stopped):
     """Return the result of a fit, with a warning if it ended too early."""
-    converged = now.met & jnp.isfinite(now.method.value)
-    losses = now.losses
-    if is_concrete(now):
-        # Cut on the host: a slice of jax would be compiled for every length.
-        losses = jax.device_put(on_host(losses)[: int(now.step)])
-        _warn_of_shortfall(plan, now, bool(converged) or stopped or not is_last)
+    run = now.run
+    _warn_of_shortfall(plan, run, bool(run.met) or stopped or not is_last)
+    return _fit(run, jax.device_put(now.losses[: int(run.step)]))
+
+
+def _fit(run, losses):
     return Fit(
-        params=now.params,
-        loss=now.method.value,
+        params=run.params,
+        loss=run.method.value,
         losses=losses,
-        converged=converged,
-        gradient_norm=now.gradient_norm,
-        context=now.context,
-        opt_state=now.method,
+        converged=run.met,
+        gradient_norm=run.gradient_norm,
+        context=run.context,
+        opt_state=run.method,
     )
 
 
@@ -352,7 +405,7 @@ def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
     """Warn if the data do not determine all parameters of a built-in model."""
     if not is_concrete((params, data)):
         return
-    with jax.ensure_compile_time_eval():
+    with at_once():
         trouble = objective.unbounded(params, data)
     if trouble:
         advice = "add a penalty, as penalty=L2(1e-4)"
@@ -395,12 +448,12 @@ def _check_params(params):
     for leaf in jax.tree.leaves(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(f"params must be floating, got {jnp.result_type(leaf)}")
-    if not holds(jnp.isfinite, params):
+    if not holds(is_finite, params):
         raise ValueError("params must be finite, got NaN or infinity")
 
 
 def _check_chart(chart, params):
-    if not holds(jnp.isfinite, _coordinates(chart, params)):
+    if not holds(is_finite, _coordinates(chart, params)):
         # Outside of compiled code the chart can look at values, and may say more.
         chart.forward(params)
         raise ValueError("params are outside the chart: coordinates must be finite")
@@ -416,7 +469,7 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
 
     def convert(leaf):
         floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        return jnp.asarray(leaf, kind) if floating else leaf
+        return as_array(leaf, kind) if floating else leaf
 
     return jax.tree.map(convert, tree)
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import at_once
 from probjax.data import num_rows
 from probjax.types import Array, Connectivity, Data, Moves, State
 
@@ -83,7 +84,7 @@ def check_excludable(
     tried, with each of `moves`, until a neighbour is found that is none of them: mostly
     the first will do.
     """
-    with jax.ensure_compile_time_eval():
+    with at_once():
         observed = index(data)
         for drawn in moves:
             for start in range(0, num_rows(data), BATCH):

@@ -26,8 +26,9 @@ from probjax.devices import placed
 from probjax.rounds import (
     Plan,
     Run,
+    at_rest,
     begin_round,
-    is_over,
+    has_ended,
     problem_of,
     space_of,
     start,
@@ -49,8 +50,8 @@ from probjax.types import (
 
 def out_of_core(
     plan: Plan, key: PRNGKeyArray, params: Params, known: Surveyed
-) -> tuple[Callable[[], Run], Callable[[Run, int | None], Run]]:
-    """Return the `begin` and `advance` of a fit over blocks of rows."""
+) -> tuple[Callable[[], Run], Callable[[Run, int], Run]]:
+    """Return what starts a fit over blocks of rows, and what advances it to a step."""
     decode, first = known.source.decode, known.first
     batches = _Batches(plan, key, known)
 
@@ -59,9 +60,8 @@ def out_of_core(
             return _full_step(plan, params, known, now)
         return _step(decode, plan, now, params, first, batches.at(int(now.step)))
 
-    def advance(now, every):
-        limit = None if every is None else (int(now.step) // every + 1) * every
-        while not (is_over(plan, now) or now.step == limit):
+    def advance(now, limit):
+        while not (has_ended(plan, now) or int(now.step) >= limit):
             if now.ended:
                 now = _begin_round(decode, plan, key, now, params, first)
             now = step(now)
@@ -126,7 +126,7 @@ def _begin_round(decode, plan, key, run, params, first):
 
 def _of_all_rows(plan: Plan) -> Plan:
     """The plan without minibatches, which are not dealt from one deck here."""
-    return dataclasses.replace(plan, batch_size=None)
+    return dataclasses.replace(plan, batch_size=None, rows_per_round=None)
 
 
 def _full_step(plan, params, known, run):
@@ -166,8 +166,9 @@ def _told(decode, plan, run, params, first, total):
     value, gradient = with_the_rest(plan, space, shared, point, lambda _: total[:2])
     problem = Problem(_not_at_hand, None, to_params(plan, space))
     data = prepared(plan.objective, params, decode, first)
-    run = tell(plan, space, run, params, data, problem, value, gradient)
-    return run._replace(params=space.params(run.method.point))
+    return at_rest(
+        space, tell(plan, space, run, params, data, problem, value, gradient)
+    )
 
 
 def _not_at_hand(point: PyTree) -> NoReturn:
@@ -255,5 +256,6 @@ def _step(decode, plan, run, params, first, x):
     problem, evaluate = problem_of(plan, space, rows, run.context)
     value, gradient = evaluate(space.method.ask(run.method))
     data = prepared(plan.objective, params, decode, first)
-    run = tell(plan, space, run, params, data, problem, value, gradient)
-    return run._replace(params=space.params(run.method.point))
+    return at_rest(
+        space, tell(plan, space, run, params, data, problem, value, gradient)
+    )

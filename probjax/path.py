@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from probjax.checks import holds, namespace
 from probjax.data import as_data, refuse_mask
 from probjax.fitting import fit
 from probjax.stopping import GradientNorm, StoppingRule, default_tolerance
@@ -34,7 +35,6 @@ from probjax.types import (
     check_count,
     check_role,
     float_dtype,
-    holds,
 )
 
 _STILL = optax.sgd(0.0)
@@ -195,8 +195,9 @@ def _first_strength(penalty, gradient):
 
 
 def _falls(strengths):
-    fine = jnp.isfinite(strengths) & (strengths > 0)
-    return jnp.all(fine) & jnp.all(jnp.diff(strengths) < 0)
+    xp = namespace(strengths)
+    fine = xp.isfinite(strengths) & (strengths > 0)
+    return xp.all(fine) & xp.all(xp.diff(strengths) < 0)
 
 
 def _penalised(penalty, params):

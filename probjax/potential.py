@@ -10,9 +10,11 @@ that keeps them may move along the path without evaluating anything again.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.types import (
@@ -48,7 +50,7 @@ class Potential:
 
     energies: tuple[Energy, ...] = static()
     args: tuple[Params, ...]
-    weights: Float[Array, " term"]
+    weights: Any
 
     def __call__(self, x: State) -> Scalar:
         return _combine(self.weights, list(self.terms(x)))
@@ -130,7 +132,7 @@ def potential(energy: Energy, params: Params) -> Potential:
     >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
     [-1.0, 3.0]
     """
-    return Potential((energy,), (params,), jnp.ones(1, float_dtype(params)))
+    return Potential((energy,), (params,), np.ones(1, float_dtype(params)))
 
 
 @dataclass(frozen=True)
@@ -144,12 +146,19 @@ class Conditioned:
         return self.joint(params, x, a)
 
 
-def check_energy(energy: Energy, params: Params, x: State) -> None:
-    """Refuse an energy that does not give one number for one state."""
+def check_energy(energy: Energy, params: Params, rows: State) -> None:
+    """Refuse an energy that does not give one number for one of `rows`."""
+
+    def one(leaf):
+        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+        kind = leaf.dtype if floats else jnp.result_type(float)
+        return jax.ShapeDtypeStruct(leaf.shape[1:], kind)
+
+    x = jax.tree.map(one, rows)
     try:
         shape = jnp.shape(jax.eval_shape(energy, params, x))
     except (TypeError, ValueError, IndexError) as error:
-        shapes = jax.tree.map(jnp.shape, x)
+        shapes = jax.tree.map(lambda leaf: leaf.shape, x)
         raise ValueError(
             f"energy fails on one state, which has shape {shapes} here ({error}); the "
             "leading axis is of rows or chains"

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
+from probjax.checks import holds, is_finite
 from probjax.data import as_data, refuse_mask
 from probjax.types import (
     Array,
@@ -40,7 +41,6 @@ from probjax.types import (
     check_count,
     float_dtype,
     floating,
-    holds,
 )
 
 
@@ -99,7 +99,7 @@ def log_intensity(x: ArrayLike, *, offset: float = 0.0) -> Array:
         offset: light to add to all, in units of `x`; at most a few of its levels.
     """
     light = floating(x) + offset
-    if not holds(jnp.isfinite, light):
+    if not holds(is_finite, light):
         raise ValueError("intensities must be finite, got NaN or infinity")
     if not holds(_is_light, light):
         least = float(light.min())

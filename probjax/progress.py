@@ -89,7 +89,7 @@ def annealing_bar(
     advance = _bar(num_steps, "step", file)
 
     def show(annealed: Annealed) -> None:
-        count, last = len(annealed.log_weights), len(annealed.plan.betas) - 1
+        count, last = len(annealed.log_weights), int(annealed.plan.length)
         said = f"ESS {float(annealed.ess):.3g} of {count}"
         advance(int(annealed.particles.step), said, total=last)
 

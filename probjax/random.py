@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, PRNGKeyArray
+from probjax.types import Array, Float, PRNGKeyArray, is_concrete, is_tracing
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 # Of sin(2 pi t) / t and cos(2 pi t), in t^2 up to 1/16, to 5e-8.
@@ -41,10 +41,51 @@ def fold_in(key: PRNGKeyArray, number: Array | int) -> PRNGKeyArray:
     if not _is_threefry(key):
         return jax.random.fold_in(key, number)
     low = jnp.asarray(number).astype(jnp.uint32)
-    words = jnp.stack(_threefry(key, jnp.zeros_like(low), low), -1)
+    words = jax.random.key_data(key)
+    words = jnp.stack(_threefry(words, jnp.zeros_like(low), low), -1)
     # Else it would be derived again for each number that is drawn with it.
     words = jax.lax.optimization_barrier(words)
     return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def key_of(key: PRNGKeyArray, number: int) -> PRNGKeyArray:
+    """The key of a number, as `jax.random.fold_in`.
+
+    It is computed by NumPy if the key can be read, so that nothing is compiled: to be
+    called by drivers, on the host.
+    """
+    if not _is_readable(key):
+        return jax.random.fold_in(key, number)
+    return _on_host(key, np.asarray(number, np.uint32))
+
+
+def parts_of(key: PRNGKeyArray, count: int) -> tuple[PRNGKeyArray, ...]:
+    """A few keys as those of `jax.random.split`, by NumPy if the key can be read."""
+    return tuple(key_of(key, number) for number in range(count))
+
+
+def keys_of(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
+    """Keys as those of `jax.random.split`, by NumPy if the key can be read."""
+    if not _is_readable(key):
+        return jax.random.split(key, count)
+    return _on_host(key, np.arange(count, dtype=np.uint32))
+
+
+def _is_readable(key):
+    """Whether NumPy can compute with a key."""
+    known = is_concrete(key) and not is_tracing()
+    return known and _is_threefry(key) and key.is_fully_addressable
+
+
+def _on_host(key, numbers):
+    words = np.asarray(jax.random.key_data(key))
+    # Sums of words are meant to overflow.
+    with np.errstate(over="ignore"):
+        new = np.stack(_threefry(words, np.zeros_like(numbers), numbers), -1)
+    new = jax.device_put(new)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(new, impl="threefry2x32")
+    return new
 
 
 def split(key: PRNGKeyArray, count: int = 2) -> tuple[PRNGKeyArray, ...]:
@@ -77,7 +118,8 @@ def normal(
         return jax.random.normal(_streamed(key, stream), shape, dtype)
     count = math.prod(shape)
     places = jax.lax.iota(np.uint32, (count + 1) // 2)
-    first, second = _threefry(key, jnp.full_like(places, stream), places)
+    words = jax.random.key_data(key)
+    first, second = _threefry(words, jnp.full_like(places, stream), places)
     # 24 bits of each word, about 0 for the angle; one more for the side.
     share = ((first >> 8).astype(np.int32).astype(np.float32) + 0.5) * 2**-24
     turn = (second.astype(np.int32) >> 8).astype(np.float32) * 2**-25
@@ -108,15 +150,15 @@ def _streamed(key, stream):
 def _unit(key, shape, stream):
     count = math.prod(shape)
     places = jax.lax.iota(np.uint32, count).reshape(shape)
-    first, second = _threefry(key, jnp.full_like(places, stream), places)
+    words = jax.random.key_data(key)
+    first, second = _threefry(words, jnp.full_like(places, stream), places)
     # 23 random bits behind the exponent of 1 are a number from 1 to 2.
     bits = (first ^ second) >> 9 | np.float32(1).view(np.uint32)
     return jax.lax.bitcast_convert_type(bits, np.float32) - 1
 
 
-def _threefry(key, high, low):
+def _threefry(words, high, low):
     """Twenty rounds over counters of 64 bits, with keys put in after every fourth."""
-    words = jax.random.key_data(key)
     parts = [words[0], words[1], words[0] ^ words[1] ^ np.uint32(0x1BD11BDA)]
     high, low = high + parts[0], low + parts[1]
     for turn in range(5):

@@ -1,8 +1,8 @@
 """The compiled core of a fit: rounds of refreshing and descending.
 
-A `Plan` is all of a fit except its parameters and data, a `Run` its state. A fit that
-nobody watches is one program; otherwise the same loops run in pieces of a number of
-steps, with the host in between.
+A `Plan` is all of a fit except its parameters and data, a `Run` its state. A fit runs
+in pieces of at most `ROOM` steps, between which the host takes the losses. Numbers of
+rounds and steps are bounds of loops and not shapes, so that others compile nothing.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.batches import Batches, deal, new_deck, next_batch, put, take
 from probjax.data import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
-from probjax.devices import apart
+from probjax.devices import apart, on_host
 from probjax.proximal import Proximal
 from probjax.rows import loss_over_rows, scaled
 from probjax.stopping import Progress, StoppingRule
@@ -37,6 +37,8 @@ from probjax.types import (
     static,
 )
 
+ROOM = 1024
+
 
 @recipe
 class Plan:
@@ -47,10 +49,12 @@ class Plan:
     chart: Chart | None
     stop: StoppingRule
     optimizer: optax.GradientTransformation | None = static()
-    num_rounds: int = static()
-    steps_per_round: int = static()
+    num_rounds: Array | int
+    steps_per_round: Array | int
     batch_size: int | None = static()
     chunk_size: int | None = static()
+    rows_per_round: int | None = static(default=None)
+    """Number of rows that the batches of a round are cut from."""
 
 
 class Run(NamedTuple):
@@ -65,7 +69,9 @@ class Run(NamedTuple):
     batches: Batches | tuple[()]
     """() if every step sees all rows."""
     losses: Array
-    """NaN from `step` on."""
+    """Losses of the steps from `first` on, NaN from `step` on."""
+    first: Array
+    """Number of steps whose losses the host has taken."""
     round: Array
     """Number of the current round."""
     step: Array
@@ -82,9 +88,12 @@ class Run(NamedTuple):
     """Whether the stopping rule ends the fit."""
 
 
-def run_rounds(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
-    """Start a fit and run all of its rounds."""
-    return advance(plan, key, start(plan, key, params, data), params, data, None)
+def run_rounds(
+    plan: Plan, key: PRNGKeyArray, params: Params, data: Data, room: int
+) -> Run:
+    """Start a fit and run all of its rounds, with room for the losses of all steps."""
+    run = start(plan, key, params, data, room)
+    return advance(plan, key, run, params, data, None)
 
 
 def advance(
@@ -110,13 +119,28 @@ def advance(
         return _descend(plan, key, run, params, data, limit)
 
     run = jax.lax.while_loop(busy, one_round, run)
-    return run._replace(params=space_of(plan, params).params(run.method.point))
+    return at_rest(space_of(plan, params), run)
 
 
-def is_over(plan: Plan, run: Run) -> Array:
+def at_rest(space: "Space", run: Run) -> Run:
+    """Return the run as the host sees it between pieces."""
+    return run._replace(
+        params=space.params(run.method.point),
+        met=run.met & jnp.isfinite(run.method.value),
+    )
+
+
+def is_over(plan: Plan, run: Run) -> Any:
     """Return whether nothing is left to do."""
     last = run.round + 1 == plan.num_rounds
     return run.stopped | (last & run.ended)
+
+
+def has_ended(plan: Plan, run: Run) -> bool:
+    """Decide on the host whether nothing is left to do, without compiling anything."""
+    flags = (run.round, run.ended, run.stopped)
+    number, ended, stopped = map(on_host, flags)
+    return bool(is_over(plan, run._replace(round=number, ended=ended, stopped=stopped)))
 
 
 def progress(run: Run) -> Progress:
@@ -135,24 +159,24 @@ def _same(run):
     return run
 
 
-def start(plan: Plan, key: PRNGKeyArray, params: Params, data: Data) -> Run:
+def start(
+    plan: Plan, key: PRNGKeyArray, params: Params, data: Data, room: int = ROOM
+) -> Run:
     """Create the state of a fit before its first round."""
     space = space_of(plan, params)
-    count = plan.num_rounds * plan.steps_per_round
     kind = float_dtype(params)
     zero, no = jnp.asarray(0), jnp.asarray(False)
     batches = ()
     init_key = jax.random.fold_in(key, 0)
-    if plan.batch_size is not None:
-        batches = new_deck(
-            num_rows(data), size=plan.batch_size, steps=plan.steps_per_round
-        )
+    if plan.rows_per_round is not None:
+        batches = new_deck(num_rows(data), plan.rows_per_round)
     return Run(
         method=space.method.start(space.point(params)),
         params=params,
         context=_apart(plan.objective.init(init_key, params, data)),
         batches=batches,
-        losses=jnp.full(count, jnp.nan, kind),
+        losses=jnp.full(room, jnp.nan, kind),
+        first=zero,
         round=zero - 1,
         step=zero,
         round_step=zero,
@@ -240,7 +264,7 @@ def tell(
     method = space.method.tell(problem, run.method, value, gradient)
     norm = space.gradient_norm(method)
     steps = jnp.where(method.accepted, 1, 0)
-    place = jnp.where(method.accepted, run.step, len(run.losses))
+    place = jnp.where(method.accepted, run.step - run.first, len(run.losses))
     step, round_step = run.step + steps, run.round_step + steps
     found = space.params(method.point)
     now = Progress(run.round, step, method.value, norm, found, run.context.shared)
@@ -357,6 +381,5 @@ def to_params(plan: Plan, space: Space) -> Callable[[PyTree], Params] | None:
     return None if plan.chart is None else space.params
 
 
-run_compiled = jax.jit(run_rounds)
 start_compiled = jax.jit(start)
 advance_compiled = jax.jit(advance)

@@ -303,7 +303,9 @@ NAMES_OF_0_1_0: dict[str, str] = {
 }
 """Registered name of each class of version 0.1.0, by its location in that version."""
 
-FIELDS_OF_0_1_0: dict[str, dict[str, str | None]] = {}
+FIELDS_OF_0_1_0: dict[str, dict[str, str | None]] = {
+    "annealing.Plan": {"betas": "table"},
+}
 """Fields of version 0.1.0 that were renamed since, by registered name of their class:
 the new name of a field, or None for one that was removed and can be ignored."""
 

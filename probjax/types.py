@@ -22,7 +22,6 @@ import types
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import (
     Any,
     Literal,
@@ -63,14 +62,15 @@ __all__ = [
     "Sampler",
     "Scalar",
     "State",
+    "as_array",
     "check_count",
     "closed_form",
     "closed_forms",
     "float_dtype",
     "floating",
-    "holds",
     "is_concrete",
-    "is_whole",
+    "is_on_host",
+    "is_tracing",
     "recipe",
     "static",
 ]
@@ -220,22 +220,6 @@ def is_concrete(tree: PyTree) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def holds(test: Callable[[Array], Array], tree: PyTree) -> bool:
-    """Whether `test` is true of all values in `tree` that can be looked at.
-
-    `test` is compiled: a function of a module, not one made for the call.
-    """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
-    # In one precision whoever calls, so that a test is compiled once.
-    with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
-        return all(bool(_all(test, jnp.asarray(leaf))) for leaf in leaves)
-
-
-@partial(jax.jit, static_argnums=0)
-def _all(test, leaf):
-    return jnp.all(test(leaf))
-
-
 def check_count(name: str, count: int, *, least: int = 1) -> None:
     """Refuse a count that is not an integer of at least `least`."""
     if not (isinstance(count, (int, np.integer)) and count >= least):
@@ -291,17 +275,41 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def is_whole(value: Array) -> Array:
-    """Whether each value is a whole number."""
-    return value == jnp.round(value)
-
-
 def floating(values: ArrayLike) -> Array:
     """`values` as an array of floats: as they are if they are, else of the default."""
-    values = jnp.asarray(values)
-    return (
-        values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    )
+    values = as_array(values)
+    is_floating = jnp.issubdtype(values.dtype, jnp.floating)
+    return as_array(values, None if is_floating else jnp.result_type(float))
+
+
+def as_array(values: ArrayLike, dtype: Any = None) -> Array:
+    """`values` as an array of jax, as by `jnp.asarray` but without compiling anything.
+
+    >>> as_array([1, 2]).tolist()
+    [1, 2]
+    """
+    if isinstance(values, jax.Array) and dtype in (None, values.dtype):
+        return values
+    if is_concrete(values) and is_on_host(values):
+        return jax.device_put(np.asarray(values, dtype))
+    return jnp.asarray(values, dtype)
+
+
+def is_tracing() -> bool:
+    """Whether code is being traced, as inside of `jit`."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return True
+    return False
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether NumPy can read a value without copying it from a device."""
+    if not isinstance(value, jax.Array):
+        return True
+    devices = value.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def float_dtype(tree: PyTree) -> np.dtype:

@@ -20,7 +20,7 @@ from probjax import (
     fit,
     ising,
 )
-from probjax.rounds import run_rounds
+from probjax.rounds import advance
 
 ADAM = optax.adam(0.05)
 
@@ -28,8 +28,8 @@ ADAM = optax.adam(0.05)
 def traces(monkeypatch, most):
     """Make `fit` fail if its core is traced more than `most` times."""
     chex.clear_trace_counter()
-    counted = jax.jit(chex.assert_max_traces(n=most)(run_rounds))
-    monkeypatch.setattr("probjax.fitting.run_compiled", counted)
+    counted = jax.jit(chex.assert_max_traces(n=most)(advance))
+    monkeypatch.setattr("probjax.fitting.advance_compiled", counted)
 
 
 def bits(seed, rows, size):

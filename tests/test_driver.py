@@ -225,9 +225,9 @@ def test_an_equal_optimizer_or_closure_built_anew_compiles_nothing(key, monkeypa
 
     def counted(*args):
         traced.append(1)
-        return rounds.run_rounds(*args)
+        return rounds.advance(*args)
 
-    monkeypatch.setattr("probjax.fitting.run_compiled", jax.jit(counted))
+    monkeypatch.setattr("probjax.fitting.advance_compiled", jax.jit(counted))
 
     def learn(rate, power):
         def energy(scale, x):

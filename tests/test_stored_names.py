@@ -19,8 +19,8 @@ FILES = Path(__file__).parent / "data" / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
-    annealing.course:Course annealing.pilot:Exploration blocks:Blocks blocks:Surveyed
-    annealing.bridge:Bridge annealing.path:Ends
+    annealing.course:Course annealing.pilot:Adaptation blocks:Blocks blocks:Surveyed
+    annealing.ais:Settings annealing.bridge:Bridge annealing.path:Ends
     checkpoint_files:Form connectivity.general:Listed driver:Job driver:Watch
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
     descent:Optax descent:Problem families:Family interop:Blackjax
@@ -37,7 +37,7 @@ HOLD_FUNCTIONS = """
     samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Explorers annealing.pilot:Found batches:Batches blocks:Block
+    annealing.pilot:Tuning annealing.pilot:Found batches:Batches blocks:Block
     checkpoint:Checkpoint checkpoint_files:Header checkpoint_files:Saved
     contents:Content contents:Names
     exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space

@@ -25,16 +25,24 @@ Whiteley, Biometrika 105, 609 (2018).
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
-import jax
-
+from probjax import random
 from probjax.annealing.annealed import Annealed, summed_up
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.plan import LEAST_PARTICLES, Plan, make_plan
+from probjax.annealing.plan import Plan
+from probjax.annealing.planning import (
+    LEAST_PARTICLES,
+    advanced,
+    drawn,
+    make_plan,
+    shared_adaptation,
+    started,
+)
 from probjax.devices import check_even
 from probjax.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (
@@ -45,6 +53,7 @@ from probjax.types import (
     Params,
     PRNGKeyArray,
     Sampler,
+    State,
     check_count,
     check_key,
     check_role,
@@ -102,13 +111,8 @@ def ais(
         raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     asked["betas"] = betas = checked(key, bridge, num_particles, num_steps, betas)
-    job = forward_job(
-        key,
-        partial(planned, bridge, pilot, num_particles, num_steps, betas),
-        partial(Course, bridge, resample_below=resample_below),
-        num_particles,
-    )
-    return run("ais", asked, job, watch)
+    settings = Settings(bridge, pilot, num_particles, num_steps, betas, resample_below)
+    return run("ais", asked, forward_job(key, settings), watch)
 
 
 @driver
@@ -162,20 +166,16 @@ def ais_until(
     def next_job(results):
         if _is_confirmed(results, is_good):
             return None
-        count = len(results[-1].plan.betas) - 1 if results else num_steps
+        count = int(results[-1].plan.length) if results else num_steps
         if results and not is_good(results[-1]):
             count = 2 * count
             if count > most_steps:
                 return None
-        return forward_job(
-            jax.random.fold_in(key, len(results)),
-            partial(planned, bridge, pilot, num_particles, count, None),
-            partial(Course, bridge),
-            num_particles,
-        )
+        settings = Settings(bridge, pilot, num_particles, count)
+        return forward_job(random.key_of(key, len(results)), settings)
 
     results = run_in_turn("ais_until", asked, next_job, watch)
-    annealed, last = results[-1], len(results[-1].plan.betas) - 1
+    annealed, last = results[-1], int(results[-1].plan.length)
     if annealed.particles.step == last and not _is_confirmed(results, is_good):
         warn(
             f"{annealed.describe()}: that is still above {stderr} after {last} "
@@ -202,44 +202,67 @@ def checked(
     check_count("num_steps", num_steps)
     check_role("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
     betas = check_schedule(betas, num_steps)
-    # No run splits a key into so many.
-    key = jax.random.fold_in(key, 2**31 - 1)
     check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)
     return betas
 
 
-def planned(
-    bridge: Bridge,
-    pilot: Pilot | None,
-    num_particles: int,
-    num_steps: int,
-    betas: Array | None,
-    key: PRNGKeyArray,
-) -> Plan:
-    """Make the plan of a run."""
-    return make_plan(
-        key,
-        bridge,
-        pilot=pilot,
-        num_steps=num_steps,
-        betas=betas,
-        num_particles=max(num_particles, LEAST_PARTICLES),
-    )
+class Settings(NamedTuple):
+    """Arguments of a run that do not depend on its direction."""
+
+    bridge: Bridge
+    pilot: Pilot | None
+    num_particles: int
+    num_steps: int
+    betas: Array | None = None
+    resample_below: float | None = None
+
+    def plan(self, key: PRNGKeyArray) -> Plan:
+        """Make the plan of the run."""
+        return make_plan(
+            key,
+            self.bridge,
+            pilot=self.pilot,
+            num_steps=self.num_steps,
+            betas=self.betas,
+            num_particles=max(self.num_particles, LEAST_PARTICLES),
+        )
+
+    def course(self, plan: Plan, backwards: bool = False) -> Course:
+        """Return all of the run except its particles."""
+        adaptation = shared_adaptation(
+            self.bridge,
+            self.pilot,
+            num_particles=self.num_particles,
+            num_steps=self.num_steps,
+            betas=self.betas,
+        )
+        return Course(self.bridge, plan, adaptation, self.resample_below, backwards)
 
 
-def forward_job(
-    key: PRNGKeyArray,
-    plan: Callable[[PRNGKeyArray], Plan],
-    course: Callable[[Plan], Course],
-    num_particles: int,
-) -> Job:
+def forward_job(key: PRNGKeyArray, settings: Settings) -> Job:
     """Describe a run from the base to the target."""
-    plan_key, start_key, run_key = jax.random.split(key, 3)
-    keys = jax.random.split(run_key, num_particles)
+    plan_key, start_key, run_key = random.parts_of(key, 3)
+    start_keys = random.keys_of(start_key, settings.num_particles)
+    keys = random.keys_of(run_key, settings.num_particles)
 
     def begin():
-        found = plan(plan_key)
-        return found, _start(course(found), start_key, keys)
+        plan = settings.plan(plan_key)
+        x = drawn(settings.bridge, start_keys)
+        return plan, started(settings.course(plan), keys, x)
+
+    return annealing_job(settings.course, keys, begin)
+
+
+def reverse_job(
+    key: PRNGKeyArray, settings: Settings, x: State, plan: Callable[[], Plan]
+) -> Job:
+    """Describe a run from draws of the target to the base."""
+    keys = random.keys_of(key, settings.num_particles)
+    course = partial(settings.course, backwards=True)
+
+    def begin():
+        found = plan()
+        return found, started(course(found), keys, x)
 
     return annealing_job(course, keys, begin)
 
@@ -253,10 +276,10 @@ def annealing_job(
 
     def advance(now, every):
         plan, particles = now
-        last = len(plan.betas) - 1
+        last = plan.length
         if every is not None:
-            last = min((int(particles.step) // every + 1) * every, last)
-        return plan, advanced(course(plan), keys, particles, last)
+            last = min((int(particles.step) // every + 1) * every, int(last))
+        return plan, advanced(course(plan), keys, particles, last)[0]
 
     def report(now):
         plan, particles = now
@@ -265,22 +288,8 @@ def annealing_job(
     return Job(
         begin=begin,
         advance=advance,
-        is_over=lambda now: int(now[1].step) >= len(now[0].betas) - 1,
+        is_over=lambda now: int(now[1].step) >= int(now[0].length),
         report=report,
         finish=lambda now, stopped: report(now),
         every=1000,
     )
-
-
-@jax.jit
-def _start(course, key, keys):
-    x = course.bridge.draw(jax.random.split(key, len(keys)))
-    return course.start(keys, x)
-
-
-@jax.jit
-def advanced(
-    course: Course, keys: PRNGKeyArray, particles: Particles, last: Array | int
-) -> Particles:
-    """Return the particles at distribution `last`."""
-    return course.run(keys, particles, last)

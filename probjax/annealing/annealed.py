@@ -78,49 +78,54 @@ def estimate(
     return total - jnp.log(count), jnp.where(alive, stderr, jnp.nan), ess
 
 
-@jax.jit
 def summed_up(course: Course, particles: Particles) -> Annealed:
     """What the particles tell by now."""
+    told = _summed_up(course, particles)
+    kept = particles._replace(tuning=None)
+    return Annealed(**told, x=kept.state.x, plan=course.plan, particles=kept)
+
+
+@jax.jit
+def _summed_up(course, particles):
     log_weights = particles.settled + particles.log_weight + particles.lost
-    sign = -1 if course.backwards else 1
+    sign = jnp.where(course.backwards, -1, 1).astype(log_weights.dtype)
     base_log_z = jnp.asarray(course.bridge.base.log_z, log_weights.dtype)
     log_weights = log_weights + sign * base_log_z
-    if course.backwards:
-        # The last increment, from the first distribution of the path to the base.
-        rest = course.bridge.offsets(particles.state.x)
-        done = particles.step == course.num_steps
-        log_weights = log_weights - jnp.where(done, rest, 0)
+    # The last increment back, from the first distribution of the path to the base.
+    rest = course.bridge.offsets(particles.state.x)
+    is_back = course.backwards & (particles.step == course.plan.length)
+    log_weights = log_weights - jnp.where(is_back, rest, 0)
     eve, num_resampled = particles.eve, particles.num_resampled
     log_mean, stderr, ess = estimate(log_weights, eve, num_resampled)
-    num_steps = course.num_steps
-    done = (jnp.arange(num_steps - 1) * NUM_BINS) // max(num_steps - 1, 1)
-    counts = (
-        jnp.zeros(NUM_BINS)
-        .at[done]
-        .add((jnp.arange(1, num_steps) < particles.step).astype(float))
-    )
-    return Annealed(
-        log_z=sign * log_mean,
-        stderr=stderr,
-        bound=sign * log_weights.mean(),
-        bound_stderr=jnp.where(
+    counts = _moves_per_bin(course.plan.length, particles.step)
+    return {
+        "log_z": sign * log_mean,
+        "stderr": stderr,
+        "bound": sign * log_weights.mean(),
+        "bound_stderr": jnp.where(
             particles.num_resampled > 0,
             jnp.nan,
             log_weights.std(ddof=1) / jnp.sqrt(len(log_weights)),
         ),
-        ess=ess,
-        log_weights=log_weights,
-        x=particles.state.x,
-        accept=jnp.where(counts > 0, particles.accept / counts, jnp.nan),
-        plan=course.plan,
-        particles=particles,
-    )
+        "ess": ess,
+        "log_weights": log_weights,
+        "accept": jnp.where(counts > 0, particles.accept / counts, jnp.nan),
+    }
+
+
+def _moves_per_bin(num_steps, step):
+    """Return how many of the moves before `step` are in each bin of acceptances."""
+    num_moves = jnp.maximum(num_steps - 1, 1)
+    # Move k, counted from 0, is in bin k * NUM_BINS // num_moves.
+    ends = -(-jnp.arange(NUM_BINS + 1) * num_moves // NUM_BINS)
+    ends = jnp.minimum(ends, step - 1)
+    return jnp.diff(jnp.maximum(ends, 0))
 
 
 def _describe(annealed: Annealed) -> str:
     count = len(annealed.log_weights)
     log_z, ess = float(annealed.log_z), float(annealed.ess)
-    num_steps = len(annealed.plan.betas) - 1
+    num_steps = int(annealed.plan.length)
     if not np.isfinite(log_z):
         return (
             f"log Z {log_z}: no particle has a weight, the base does not cover the "

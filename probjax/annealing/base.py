@@ -19,6 +19,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaln
 
 from probjax import random
+from probjax.checks import holds, is_finite, namespace
 from probjax.types import (
     Array,
     ArrayLike,
@@ -31,7 +32,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
     recipe,
     static,
 )
@@ -225,7 +225,7 @@ class Exponential(Base):
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
         x = of_size(floating(x), self.size)
-        if not holds(jnp.all, x >= jnp.broadcast_to(self.lower, x.shape)):
+        if not holds(_is_at_least, x, self.lower):
             raise ValueError(f"data must not be below lower={self.lower}")
         return x
 
@@ -328,7 +328,7 @@ def check_entries(name: str, values: ArrayLike, size: int) -> None:
             f"{name} must be one number or one for each of {size} entries, got shape "
             f"{np.shape(values)}"
         )
-    if not holds(jnp.isfinite, values):
+    if not holds(is_finite, values):
         raise ValueError(f"{name} must be finite, got {values}")
 
 
@@ -359,6 +359,11 @@ def _is_positive(value):
     return value > 0
 
 
+def _is_at_least(value, lower):
+    return value >= lower
+
+
 def _is_factor(matrix):
-    lower = jnp.isfinite(matrix) & (jnp.tril(matrix) == matrix)
-    return jnp.all(lower) & jnp.all(jnp.diagonal(matrix) > 0)
+    xp = namespace(matrix)
+    lower = xp.isfinite(matrix) & (xp.tril(matrix) == matrix)
+    return xp.all(lower) & xp.all(xp.diagonal(matrix) > 0)

@@ -10,6 +10,7 @@ from jax.scipy.special import logsumexp
 
 from probjax import random
 from probjax.annealing.base import check_entries, each_of, of_size
+from probjax.checks import holds, is_finite
 from probjax.connectivity.flips import binary
 from probjax.connectivity.sites import letters, one_hot
 from probjax.types import (
@@ -22,7 +23,6 @@ from probjax.types import (
     Scalar,
     check_count,
     closed_form,
-    holds,
     recipe,
     static,
 )
@@ -140,7 +140,7 @@ class Categorical(Base):
                 f"log_odds must be one number, one for each of {self.num_states} "
                 f"letters, or of shape {whole}, got shape {np.shape(self.log_odds)}"
             )
-        if not holds(jnp.isfinite, self.log_odds):
+        if not holds(is_finite, self.log_odds):
             raise ValueError(f"log_odds must be finite, got {self.log_odds}")
 
     @property

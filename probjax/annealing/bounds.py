@@ -25,12 +25,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import annealing_job, checked, forward_job, planned
+from probjax import random
+from probjax.annealing.ais import Settings, checked, forward_job, reverse_job
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.course import Course
+from probjax.annealing.checks import check_states
 from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
+from probjax.checks import holds, is_finite
 from probjax.data import as_data, num_rows
 from probjax.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
@@ -45,7 +47,6 @@ from probjax.types import (
     Scalar,
     State,
     check_key,
-    holds,
 )
 
 FEW, HEALTHY = 5, 0.1
@@ -138,13 +139,13 @@ def reverse_ais(
     """
     asked = dict(locals())
     check_key(key)
-    plan_key, _, run_key = jax.random.split(key, 3)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     count = num_rows(_draws(x))
     asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
-    asked["x"] = x = bridge.prepare(base.prepare(_draws(x).x))
-    plan = partial(planned, bridge, pilot, count, num_steps, betas, plan_key)
-    job = _reverse_job(run_key, bridge, x, plan)
+    asked["x"] = x = check_states(sampler, base.prepare(_draws(x).x))
+    plan_key, _, run_key = random.parts_of(key, 3)
+    settings = Settings(bridge, pilot, count, num_steps, betas)
+    job = reverse_job(run_key, settings, x, partial(settings.plan, plan_key))
     return run("reverse_ais", asked, job, watch)
 
 
@@ -185,20 +186,22 @@ def sandwich(
     """
     asked = dict(locals())
     check_key(key)
-    forward_key, reverse_key = jax.random.split(key)
+    forward_key, reverse_key = random.parts_of(key, 2)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     rows = num_rows(_draws(x))
     count = rows if num_particles is None else num_particles
     asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
-    asked["x"] = x = bridge.prepare(base.prepare(_draws(x).x))
+    asked["x"] = x = check_states(sampler, base.prepare(_draws(x).x))
+
+    settings = Settings(bridge, pilot, count, num_steps, betas)
 
     def next_job(results):
         match results:
             case []:
-                plan = partial(planned, bridge, pilot, count, num_steps, betas)
-                job = forward_job(forward_key, plan, partial(Course, bridge), count)
+                job = forward_job(forward_key, settings)
             case [forward]:
-                job = _reverse_job(reverse_key, bridge, x, lambda: forward.plan)
+                back = settings._replace(num_particles=rows)
+                job = reverse_job(reverse_key, back, x, lambda: forward.plan)
             case _:
                 return None
         return job._replace(may_stop=False)
@@ -208,6 +211,14 @@ def sandwich(
 
 
 def _bracket(forward, reverse):
+    # What an interval does not depend on is left out of the program.
+    sides = (side._replace(x=(), plan=(), particles=()) for side in (forward, reverse))
+    log_z, lower, upper = _interval(*sides)
+    return Bracket(log_z, lower, upper, forward=forward, reverse=reverse)
+
+
+@jax.jit
+def _interval(forward, reverse):
     lower = forward.log_z - 2 * forward.stderr
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
@@ -215,13 +226,7 @@ def _bracket(forward, reverse):
     lower, upper = _no_narrower(
         forward, reverse, lower, jnp.where(_is_healthy(reverse), upper, loose)
     )
-    return Bracket(
-        log_z=(forward.log_z + reverse.log_z) / 2,
-        lower=lower,
-        upper=upper,
-        forward=forward,
-        reverse=reverse,
-    )
+    return (forward.log_z + reverse.log_z) / 2, lower, upper
 
 
 def _no_narrower(forward, reverse, lower, upper):
@@ -248,7 +253,7 @@ def _is_healthy(annealed: Annealed) -> Array:
 
 
 def _draws(x: State) -> Data:
-    if not holds(jnp.isfinite, x):
+    if not holds(is_finite, x):
         raise ValueError(
             "x must be draws of the target, got NaN or infinity: ask "
             "diagnostics.summary what the chains that made them did"
@@ -257,20 +262,3 @@ def _draws(x: State) -> Data:
     if data.weights is not None or data.mask is not None:
         raise ValueError("x must be plain draws of the target, without weights or mask")
     return data
-
-
-def _reverse_job(key, bridge, x, plan):
-    """Describe a run from draws of the target to the base."""
-    keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
-    course = partial(Course, bridge, backwards=True)
-
-    def begin():
-        found = plan()
-        return found, _started(course(found), keys, x)
-
-    return annealing_job(course, keys, begin)
-
-
-@jax.jit
-def _started(course, keys, x):
-    return course.start(keys, x)

@@ -8,9 +8,9 @@ E_(b_k)(x) - E_(b_k+1)(x).
 from typing import Any
 
 from probjax import random
+from probjax.annealing.checks import check_states
 from probjax.annealing.path import Ends, Path
 from probjax.devices import each
-from probjax.potential import potential
 from probjax.types import (
     Array,
     Base,
@@ -46,11 +46,7 @@ class Bridge:
 
     def draw(self, keys: PRNGKeyArray) -> State:
         """Draw particles from the base."""
-        return self.prepare(each(self.base.sample)(keys))
-
-    def prepare(self, x: State) -> State:
-        """Check particles, and return them as the sampler takes them."""
-        return self.sampler.prepare(potential(type(self.base).energy, self.base), x)
+        return check_states(self.sampler, each(self.base.sample)(keys))
 
     def start(
         self, keys: PRNGKeyArray, x: State, sampler: Sampler, beta: Scalar

@@ -1,6 +1,10 @@
 """Checks of what annealing is given, with one sentence for what does not fit."""
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from probjax.annealing.path import check_betas
 from probjax.potential import Potential, check_energy, check_normalisable, potential
@@ -14,6 +18,7 @@ from probjax.types import (
     Sampler,
     State,
     check_role,
+    float_dtype,
 )
 
 
@@ -38,12 +43,20 @@ def check_target(
     check_normalisable(energy, params)
     if not _is_same_kind(base, sampler):
         raise ValueError(_misfit(base, sampler))
-    model = potential(type(base).energy, base)
-    few = jax.vmap(base.sample)(jax.random.split(key, 10))
-    few = sampler.prepare(model, few)
+    few = jax.eval_shape(_few, base, key)
+    check_energy(energy, params, jax.eval_shape(partial(check_states, sampler), few))
     if sampler.domain == "any" and base.domain in ("bits", "letters"):
-        _check_moves(key, base, sampler, model, few)
-    check_energy(energy, params, _first(few))
+        _check_moves(key, base, sampler)
+
+
+def check_states(sampler: Sampler, x: State) -> State:
+    """Return states as a sampler takes them; raise if it cannot move them."""
+    # Whatever the model is: what is checked are the states.
+    return sampler.prepare(Potential((_flat,), ((),), np.ones(1, float_dtype(x))), x)
+
+
+def _flat(nothing, x):
+    return jnp.zeros((), float_dtype(x))
 
 
 def _is_same_kind(base, sampler):
@@ -71,22 +84,27 @@ def _kind(either):
     return "states of several kinds" if either.domain == "mixed" else either.domain
 
 
-def _check_moves(
-    key: PRNGKeyArray, base: Base, sampler: Sampler, model: Potential, few: State
-) -> None:
+def _check_moves(key: PRNGKeyArray, base: Base, sampler: Sampler) -> None:
     """Raise if a step of a sampler of any states leaves those that a base draws."""
+    model = potential(type(base).energy, base)
+    few = sampler.prepare(model, _few(base, key))
+    try:
+        base.prepare(_moved(sampler, model, key, few))
+    except ValueError as error:
+        raise ValueError(_misfit(base, sampler)) from error
 
-    def moved(key, x):
+
+@jax.jit
+def _moved(sampler, model, key, few):
+    def one(key, x):
         init_key, step_key = jax.random.split(key)
         state = sampler.init(init_key, model, x)
         return sampler.step(step_key, model, state)[0].x
 
     keys = jax.random.split(key, len(jax.tree.leaves(few)[0]))
-    try:
-        base.prepare(jax.jit(jax.vmap(moved))(keys, few))
-    except ValueError as error:
-        raise ValueError(_misfit(base, sampler)) from error
+    return jax.vmap(one)(keys, few)
 
 
-def _first(rows):
-    return jax.tree.map(lambda leaf: leaf[0], rows)
+@jax.jit
+def _few(base, key):
+    return jax.vmap(base.sample)(jax.random.split(key, 10))

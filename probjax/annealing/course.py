@@ -12,6 +12,7 @@ from jax.scipy.special import logsumexp
 
 from probjax import random
 from probjax.annealing.bridge import Bridge
+from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Tuning
 from probjax.annealing.plan import Plan
 from probjax.types import (
     Array,
@@ -21,7 +22,6 @@ from probjax.types import (
     State,
     float_dtype,
     recipe,
-    static,
 )
 
 NUM_BINS = 50
@@ -46,6 +46,8 @@ class Particles(NamedTuple):
     """Acceptances, summed."""
     step: Array
     """The number of the distribution that they are to be moved at next."""
+    tuning: Tuning | None = None
+    """Settings of the sampler that a pilot adapts; None if the run has no pilot."""
 
 
 @recipe
@@ -54,30 +56,30 @@ class Course:
 
     bridge: Bridge
     plan: Plan
+    adaptation: Adaptation | None = None
+    """How a pilot adapts the sampler; None if the run has no pilot."""
     resample_below: float | None = None
-    backwards: bool = static(default=False)
+    backwards: Any = False
 
-    @property
-    def num_steps(self) -> int:
-        """Number of weights that each particle collects."""
-        return len(self.plan.betas) - 1
+    def beta(self, number: Array | int, kind: Any) -> Scalar:
+        """Compute beta of the distribution that is visited as `number`.
 
-    def betas(self, kind: Any) -> Float[Array, " beta"]:
-        """Return the schedule in the order in which it is visited."""
-        betas = self.plan.betas.astype(kind)
-        return betas[::-1] if self.backwards else betas
+        Numbers below 0 are those of a pilot's first steps, which stay at the base.
+        """
+        number = jnp.maximum(number, 0)
+        length = self.plan.length
+        return self.plan.beta(jnp.where(self.backwards, length - number, number), kind)
 
     def start(self, keys: PRNGKeyArray, x: State) -> Particles:
         """Create particles that have been weighed once and not moved."""
         kind = float_dtype(x)
-        betas = self.betas(kind)
-        places = self.plan.places(betas[:1])
-        sampler = self.plan.sampler(self.bridge.sampler, places[0])
-        state = self.bridge.start(keys, x, sampler, betas[0])
-        log_weight = self.bridge.increments(state, sampler, betas[0], betas[1])
-        if not self.backwards:
-            log_weight = log_weight + self.bridge.offsets(x)
-        log_weight = _no_nan(log_weight.astype(kind))
+        here, there = self.beta(0, kind), self.beta(1, kind)
+        tuning = None if self.adaptation is None else self.adaptation.start(x)
+        sampler = self._sampler(tuning, here)
+        state = self.bridge.start(keys, x, sampler, here)
+        log_weight = self.bridge.increments(state, sampler, here, there)
+        offsets = jnp.where(self.backwards, 0, self.bridge.offsets(x))
+        log_weight = _no_nan((log_weight + offsets).astype(kind))
         return Particles(
             state,
             log_weight,
@@ -87,35 +89,68 @@ class Course:
             num_resampled=jnp.zeros((), int),
             accept=jnp.zeros(NUM_BINS, kind),
             step=jnp.ones((), int),
+            tuning=tuning,
         )
 
     def run(
         self, keys: PRNGKeyArray, particles: Particles, last: Array | int
-    ) -> Particles:
-        """Move and weigh particles until all before number `last` is done."""
+    ) -> tuple[Particles, Found | None]:
+        """Move and weigh particles until all before number `last` is done.
+
+        Returns:
+            The particles, and what a pilot saw at its knots.
+        """
+        adaptation = self.adaptation
+        if adaptation is None:
+            return self._steps(keys, particles, last), None
         kind = particles.log_weight.dtype
-        betas = self.betas(kind)
-        places = self.plan.places(betas)
+        size = -(-jnp.asarray(last) // NUM_KNOTS)
+
+        def knot(particles, number):
+            tuning = adaptation.begun(particles.tuning, particles.state.x)
+            end = jnp.minimum(number * size, last)
+            particles = self._steps(keys, particles._replace(tuning=tuning), end)
+            middle = self.beta((number - 1) * size + size // 2, kind)
+            found = adaptation.found(particles.tuning, middle, size)
+            return particles, found
+
+        particles, found = jax.lax.scan(knot, particles, jnp.arange(NUM_KNOTS + 1))
+        # What was seen before the first knot is of a sampler that was not adapted yet.
+        return particles, jax.tree.map(lambda leaf: leaf[1:], found)
+
+    def _steps(self, keys, particles, last):
+        kind = particles.log_weight.dtype
+        num_moves = jnp.maximum(self.plan.length - 1, 1)
 
         def step(k, particles):
-            sampler = self.plan.sampler(self.bridge.sampler, places[k])
+            here, there = self.beta(k, kind), self.beta(k + 1, kind)
+            sampler = self._sampler(particles.tuning, here)
             state, info, increment = self.bridge.step(
-                keys, k, particles.state, sampler, betas[k], betas[k + 1]
+                keys, k, particles.state, sampler, here, there
             )
             log_weight, lost = _add(particles.log_weight, particles.lost, increment)
-            place = (k - 1) * NUM_BINS // max(self.num_steps - 1, 1)
+            place = (k - 1) * NUM_BINS // num_moves
+            tuning = particles.tuning
+            if self.adaptation is not None:
+                tuning = self.adaptation.adapted(tuning, info, increment, here, there)
             particles = particles._replace(
                 state=state,
                 log_weight=log_weight,
                 lost=lost,
                 accept=particles.accept.at[place].add(info.accept.mean().astype(kind)),
                 step=k + 1,
+                tuning=tuning,
             )
             if self.resample_below is None:
                 return particles
             return self._resampled(random.fold_in(keys[0], 2**31 - 1 - k), particles)
 
         return jax.lax.fori_loop(particles.step, last, step, particles)
+
+    def _sampler(self, tuning, beta):
+        if self.adaptation is None:
+            return self.plan.sampler(self.bridge.sampler, beta)
+        return self.adaptation.current(tuning, self.plan, beta)
 
     def _resampled(self, key, particles):
         count = len(particles.log_weight)
@@ -139,6 +174,8 @@ class Course:
             )
 
         few = 1 / jnp.sum(weights**2) < count * jnp.asarray(self.resample_below)
+        if self.adaptation is not None:
+            few = few & ~jnp.asarray(self.adaptation.active)
         return jax.lax.cond(few & jnp.isfinite(total), resample, lambda: particles)
 
 

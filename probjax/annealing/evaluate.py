@@ -210,7 +210,7 @@ def shares_of(weights: Float[Array, " row"] | None, count: int) -> Float[Array, 
 def _check_finished(annealed):
     if not isinstance(annealed, Annealed) or not is_concrete(annealed.particles.step):
         return
-    step, last = int(annealed.particles.step), len(annealed.plan.betas) - 1
+    step, last = int(annealed.particles.step), int(annealed.plan.length)
     if step < last:
         raise ValueError(
             f"annealed ended at {step} of {last} distributions: run it to its end"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.ais import advanced
+from probjax import random
 from probjax.annealing.annealed import estimate
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
@@ -25,7 +25,8 @@ from probjax.annealing.course import Course, Particles
 from probjax.annealing.evaluate import Estimate, shares_of
 from probjax.annealing.path import Geometric
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.plan import Plan, make_plan
+from probjax.annealing.plan import Plan
+from probjax.annealing.planning import advanced, make_plan
 from probjax.batches import take
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
@@ -117,7 +118,7 @@ def marginal_log_likelihood(
     if chunk_size is None:
         chunk_size = max(1, AT_ONCE // num_particles)
     check_count("chunk_size", chunk_size)
-    plan_key, run_key = jax.random.split(key)
+    plan_key, run_key = random.parts_of(key, 2)
     energy, count = Conditioned(joint), num_rows(data)
     check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
     asked["betas"] = betas = check_schedule(betas, num_steps)
@@ -218,19 +219,20 @@ class _Chunks(NamedTuple):
 
     def report(self, now: _Run) -> RowsDone:
         """Return what a callback receives."""
-        first, last = int(now.first), len(now.plan.betas)
+        first, last = int(now.first), int(now.plan.length) + 1
         step = int(now.particles.step) if first < self.num_rows else 0
         share = step / last if step > 1 else 0
         done = first + share * (min(first + self.size, self.num_rows) - first)
         return RowsDone(self.num_rows, done, now.found.log_z[:first])
 
     def _advance(self, now, every):
-        last, first = len(now.plan.betas) - 1, now.first
+        last, first = int(now.plan.length), now.first
         until = last
         if every is not None:
             until = min((int(now.particles.step) // every + 1) * every, last)
         course = self._course(now.plan, first)
-        now = now._replace(particles=advanced(course, now.keys, now.particles, until))
+        particles, _ = advanced(course, now.keys, now.particles, until)
+        now = now._replace(particles=particles)
         return now if until < last else self._next(now, course, int(first))
 
     def _next(self, now, course, first):

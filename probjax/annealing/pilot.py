@@ -1,8 +1,8 @@
-"""A pilot run: from base to target with a step size and a metric that follow.
+"""How a pilot run adapts a sampler on its way from base to target.
 
 The step size follows the particles' mean acceptance, with the metric of their spread a
 little earlier, and the spread of E_0 - E_1 is noted: what was seen, knot by knot, is
-what a `Plan` is made of.
+what a `Plan` is made of. See `probjax.annealing.planning`.
 """
 
 from functools import partial
@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.annealing.bridge import Bridge
-from probjax.annealing.path import towards_one
+from probjax.annealing.plan import Plan
 from probjax.samplers.following import check_acceptance, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (
     Array,
     Float,
-    PRNGKeyArray,
+    Info,
+    Sampler,
     Scalar,
     State,
     float_dtype,
@@ -27,7 +27,7 @@ from probjax.types import (
     static,
 )
 
-NUM_KNOTS, NUM_SETTLING = 40, 50
+NUM_KNOTS = 40
 
 
 @recipe
@@ -73,34 +73,36 @@ class Found(NamedTuple):
     """The metric; None for the sampler's own."""
 
 
-class Explorers(NamedTuple):
-    """Where a pilot run is."""
+class Tuning(NamedTuple):
+    """A sampler's settings while a pilot run adapts them."""
 
-    states: Any
-    """The sampler's."""
     log_step: Scalar | None
-    """The logarithm of its step size by now; None if it has none."""
+    """Logarithm of the step size; None if it is not adapted."""
     metric: Array | None
-    """Its metric since the last knot; None for its own."""
-    mean_log_step: Scalar | None
-    """Its mean since the last knot, once all steps until the next are taken."""
+    """Metric since the last knot; None for the sampler's own."""
+    total_log_step: Scalar | None
+    """Sum of `log_step` over the steps since the last knot."""
     scatter: Float[Array, " 2"]
-    """The spread of E_0 - E_1 since then, summed, and of how many steps."""
+    """Sum of the spreads of E_0 - E_1 since then, and the number of its terms."""
 
 
 @recipe
-class Exploration:
-    """All of a pilot run except its particles."""
+class Adaptation:
+    """How the settings of a sampler follow its particles.
 
-    bridge: Bridge
+    A pilot run and the run after it are one compiled program, in which nothing is
+    adapted unless it is `active`.
+    """
+
     pilot: Pilot
+    sampler: Sampler
     num_groups: int = static()
-    per_knot: int = static()
+    active: Any
 
     @property
     def spread(self) -> Spread | None:
         """Spread from which the metric is made; None if there is no metric."""
-        forms, spread = self.bridge.sampler.metrics, self.pilot.spread
+        forms, spread = self.sampler.metrics, self.pilot.spread
         if spread is None or not forms:
             return None
         return spread if spread.form in forms else LENGTHS
@@ -108,95 +110,71 @@ class Exploration:
     @property
     def target(self) -> Any:
         """Acceptance to which the step size is adapted; None to adapt nothing."""
-        own = self.bridge.sampler.target_acceptance
+        own = self.sampler.target_acceptance
         return own if own is None or self.pilot.target is None else self.pilot.target
 
-    def betas(self, kind: Any) -> Float[Array, " beta"]:
-        """Return the schedule of all steps from knot to knot."""
-        return towards_one(NUM_KNOTS * self.per_knot).astype(kind)
-
-    def start(self, keys: PRNGKeyArray, x: State) -> Explorers:
-        """Create particles that have not been moved."""
+    def start(self, x: State) -> Tuning:
+        """Return the first settings, for particles at `x`."""
         kind = float_dtype(x)
-        sampler = self.bridge.sampler
-        states = self.bridge.start(keys, x, sampler, self.betas(kind)[0])
-        log_step = mean = None
-        if self.target is not None:
-            log_step = jnp.log(jnp.asarray(sampler.step_size, kind))
-            mean = jnp.zeros((), kind)
-        return Explorers(states, log_step, self._metric(x), mean, jnp.zeros(2, kind))
+        scatter = jnp.zeros(2, kind)
+        if self.target is None:
+            return Tuning(None, None, None, scatter)
+        log_step = jnp.log(jnp.asarray(self.sampler.step_size, kind))
+        metric = None
+        if self.spread is not None:
+            shape = jax.eval_shape(self._metric, x)
+            metric = jnp.zeros(shape.shape, shape.dtype)
+        return Tuning(log_step, metric, jnp.zeros((), kind), scatter)
 
-    def step(self, keys: PRNGKeyArray, number: Array, now: Explorers) -> Explorers:
-        """Move all particles at distribution `number`, and adapt the sampler."""
-        kind = now.scatter.dtype
-        betas = self.betas(kind)
-        # The first steps stay at the base until the step size has adapted to it.
-        place = jnp.maximum(number, 0)
-        here, there = betas[place], betas[place + 1]
-        states, info, increment = self.bridge.step(
-            keys, number, now.states, self._tuned(now), here, there
+    def begun(self, tuning: Tuning, x: State) -> Tuning:
+        """Return the settings at the beginning of a knot, for particles at `x`."""
+        sums = (tuning.total_log_step, tuning.scatter)
+        total, scatter = jax.tree.map(jnp.zeros_like, sums)
+        metric = tuning.metric
+        if metric is not None:
+            metric = jax.lax.cond(self.active, lambda: self._metric(x), lambda: metric)
+        return Tuning(tuning.log_step, metric, total, scatter)
+
+    def current(self, tuning: Tuning, plan: Plan, beta: Scalar) -> Sampler:
+        """Return the sampler as it is now, or as planned if nothing is adapted."""
+        if tuning.log_step is None:
+            return self.sampler
+        planned, now = plan.settings(beta), (tuning.log_step, tuning.metric)
+        log_step, metric = jax.tree.map(partial(jnp.where, self.active), now, planned)
+        return self.sampler.adapted(jnp.exp(log_step), metric)
+
+    def adapted(
+        self, tuning: Tuning, info: Info, increment: Array, here: Scalar, there: Scalar
+    ) -> Tuning:
+        """Return the settings after a step of all particles from `here` to `there`."""
+
+        def adapt():
+            new = tuning
+            if tuning.log_step is not None and tuning.total_log_step is not None:
+                accepted = info.acceptance.mean()
+                log_step = nearer(tuning.log_step, accepted, self.target)
+                total = tuning.total_log_step + log_step
+                new = new._replace(log_step=log_step, total_log_step=total)
+            away = _centred(increment / (there - here), self.num_groups)
+            away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
+            # Steps that rounding has left without a width carry no information.
+            seen = jnp.where(there > here, jnp.stack([away, jnp.ones_like(away)]), 0)
+            return new._replace(scatter=tuning.scatter + seen.astype(here.dtype))
+
+        return jax.lax.cond(self.active, adapt, lambda: tuning)
+
+    def found(self, tuning: Tuning, beta: Scalar, num_steps: Array) -> Found:
+        """Return what was seen in a knot of `num_steps` steps about `beta`."""
+        total = tuning.total_log_step
+        return Found(
+            beta=beta,
+            scatter=tuning.scatter[0] / jnp.maximum(tuning.scatter[1], 1),
+            log_step=None if total is None else total / num_steps.astype(total.dtype),
+            metric=tuning.metric,
         )
-        away = _centred(increment / (there - here), self.num_groups)
-        away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
-        # Steps that rounding has left without a width carry no information.
-        seen = jnp.where(there > here, jnp.stack([away, 1.0]), 0).astype(kind)
-        return self._adapted(now, info)._replace(
-            states=states, scatter=now.scatter + seen
-        )
-
-    def knot(
-        self, keys: PRNGKeyArray, now: Explorers, number: Array
-    ) -> tuple[Explorers, Found]:
-        """The steps of one knot, and what was seen there."""
-        first = number * self.per_knot
-        now = self._run(keys, now, first, first + self.per_knot)
-        found = Found(
-            beta=self.betas(now.scatter.dtype)[first + self.per_knot // 2],
-            scatter=now.scatter[0] / jnp.maximum(now.scatter[1], 1),
-            log_step=now.mean_log_step,
-            metric=now.metric,
-        )
-        return now._replace(metric=self._metric(now.states.x)), found
-
-    def run(self, keys: PRNGKeyArray, x: State) -> Found:
-        """All of it from draws of the base."""
-        now = self._run(keys, self.start(keys, x), -NUM_SETTLING, 0)
-        _, found = jax.lax.scan(partial(self.knot, keys), now, jnp.arange(NUM_KNOTS))
-        return found
-
-    def _run(self, keys, now, first, last):
-        """Steps number `first` to `last` - 1, their sums from 0."""
-        sums = (now.mean_log_step, now.scatter)
-        mean, scatter = jax.tree.map(jnp.zeros_like, sums)
-        now = now._replace(mean_log_step=mean, scatter=scatter)
-        return jax.lax.fori_loop(first, last, partial(self.step, keys), now)
-
-    def _tuned(self, now):
-        sampler = self.bridge.sampler
-        if now.log_step is None:
-            return sampler
-        return sampler.adapted(jnp.exp(now.log_step), now.metric)
-
-    def _adapted(self, now, info):
-        """The step size a little nearer to the acceptance that is wanted."""
-        if now.log_step is None:
-            return now
-        log_step = nearer(now.log_step, info.acceptance.mean(), self.target)
-        mean = now.mean_log_step + log_step / self.per_knot
-        return now._replace(log_step=log_step, mean_log_step=mean)
 
     def _metric(self, x):
-        if self.spread is None:
-            return None
         return _metric(self.spread, x, self.num_groups)
-
-
-@partial(jax.jit, static_argnums=2)
-def explore(exploration: Exploration, key: PRNGKeyArray, num_particles: int) -> Found:
-    """What a pilot run of so many particles sees."""
-    start_key, run_key = jax.random.split(key)
-    x = exploration.bridge.draw(jax.random.split(start_key, num_particles))
-    return exploration.run(jax.random.split(run_key, num_particles), x)
 
 
 def _centred(rows, num_groups):
@@ -205,7 +183,7 @@ def _centred(rows, num_groups):
     return (groups - jnp.median(groups, 1, keepdims=True)).reshape(rows.shape)
 
 
-def _metric(spread: Spread, x: State, num_groups: int) -> Array:
+def _metric(spread: Any, x: State, num_groups: int) -> Array:
     """Of particles that may have heavy tails: far ones count as if they were nearer."""
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     count, size = rows.shape

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import holds, is_whole
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
 from probjax.types import (
@@ -34,8 +35,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
-    is_whole,
     recipe,
     static,
 )
@@ -237,7 +236,7 @@ def is_bit(value: Array) -> Array:
 
 def is_spin(value: Array) -> Array:
     """Whether each value is -1 or 1."""
-    return jnp.abs(value) == 1
+    return abs(value) == 1
 
 
 def _flipped(x, bits):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import at_once
 from probjax.potential import Potential
 from probjax.types import (
     Array,
@@ -68,7 +69,7 @@ class Listed(Connectivity):
         _check_states("neighbours", jax.eval_shape(self.neighbours, _first(x)), x)
         if is_concrete(x):
             few = jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x)
-            with jax.ensure_compile_time_eval():
+            with at_once():
                 mutual = bool(_are_mutual(self.neighbours, few))
             if not mutual:
                 raise ValueError(
@@ -140,7 +141,7 @@ class Proposal(Connectivity):
         """Try a few draws."""
         count = len(jax.tree.leaves(rows)[0])
         keys = jax.random.split(jax.random.key(0), count)
-        with jax.ensure_compile_time_eval():
+        with at_once():
             there, back = _try_out(self, keys, rows)
             there_is_finite = bool(jnp.isfinite(there).all())
             back_is_finite = bool(jnp.isfinite(back).all())

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import at_once
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
 from probjax.potential import Potential, for_each
@@ -62,7 +63,7 @@ class SiteGrid(Connectivity):
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
         if is_concrete((x, self)):
-            with jax.ensure_compile_time_eval():
+            with at_once():
                 rows = on_host(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
             inside = (np.asarray(self.lower) <= rows) & (rows <= np.asarray(self.upper))
             if not inside.all():

@@ -8,8 +8,10 @@ which is what the pseudolikelihood of a site is made of.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import at_once, holds, is_whole
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
 from probjax.types import (
@@ -22,9 +24,8 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
     is_concrete,
-    is_whole,
+    is_on_host,
     recipe,
     static,
 )
@@ -91,10 +92,11 @@ def letters(x: State, *, num_states: int) -> State:
     for leaf in jax.tree.leaves(x):
         if not is_concrete(leaf):
             continue
-        with jax.ensure_compile_time_eval():
-            low, high = int(jnp.min(leaf)), int(jnp.max(leaf))
-            hot = jnp.ndim(leaf) > 2 and jnp.shape(leaf)[-1] == num_states
-            hot = hot and bool(jnp.all(jnp.asarray(leaf).sum(-1) == 1))
+        with at_once():
+            values = np.asarray(leaf) if is_on_host(leaf) else leaf
+            low, high = int(values.min()), int(values.max())
+            hot = values.ndim > 2 and values.shape[-1] == num_states
+            hot = hot and bool((values.sum(-1) == 1).all())
         if low < 0 or high >= num_states:
             wrong = low if low < 0 else high
             raise ValueError(

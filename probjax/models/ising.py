@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import at_once, holds, namespace
 from probjax.connectivity.flips import binary, is_spin
 from probjax.data import as_data, mean_of_observed
 from probjax.types import (
@@ -29,8 +30,8 @@ from probjax.types import (
     Scalar,
     closed_form,
     floating,
-    holds,
     is_concrete,
+    is_on_host,
     recipe,
     static,
 )
@@ -110,7 +111,7 @@ def from_matrix(
     rows, columns = pair_indices(len(matrix), edges)
     params = Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
     if is_concrete(matrix):
-        with jax.ensure_compile_time_eval():
+        with at_once():
             _check_matrix(np.asarray(matrix), np.asarray(coupling_matrix(params)))
     return params
 
@@ -177,7 +178,13 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(params, Data(rows)).split(", so")[0]
     '1 of 2 units never change (unit 0 is always off)'
     """
-    counts = np.asarray(_joint_counts(data))
+    readable = all(map(is_on_host, jax.tree.leaves(data)))
+    # By NumPy where it can read the data: a check should not compile anything.
+    counts = (
+        _joint_counts(jax.tree.map(np.asarray, data))
+        if readable
+        else (np.asarray(_compiled_counts(data)))
+    )
     on, off = np.diagonal(counts[0]), np.diagonal(counts[3])
     constant = np.flatnonzero((on == 0) | (off == 0))
     if constant.size:
@@ -203,23 +210,25 @@ def unbounded(params: Params, data: Data) -> str:
     )
 
 
-@jax.jit
 def _joint_counts(data):
     """In how many rows two units are both on, on and off, off and on, and both off."""
-    x = data.x
+    x, xp = data.x, namespace(data.x)
     # Whether a row has weight matters, and not how much: sums stay exact.
-    has = jnp.ones(len(x)) if data.weights is None else data.weights > 0
+    has = xp.ones(len(x)) if data.weights is None else data.weights > 0
     has = has.astype(x.dtype)[:, None]
     seen = has if data.mask is None else has * data.mask
     both_on = (seen * x).T @ (seen * x)
     if data.mask is None:
-        on = jnp.broadcast_to(jnp.diagonal(both_on)[:, None], both_on.shape)
-        total = jnp.sum(has)
+        on = xp.broadcast_to(xp.diagonal(both_on)[:, None], both_on.shape)
+        total = xp.sum(has)
     else:
         on, total = (seen * x).T @ seen, seen.T @ seen
-    return jnp.stack(
+    return xp.stack(
         [both_on, on - both_on, on.T - both_on, total - on - on.T + both_on]
     )
+
+
+_compiled_counts = jax.jit(_joint_counts)
 
 
 @closed_form(
@@ -446,7 +455,7 @@ def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges |
 
 
 def _has_zero_diagonal(matrix):
-    return jnp.diagonal(matrix) == 0
+    return matrix.diagonal() == 0
 
 
 def _check_matrix(matrix, symmetric):

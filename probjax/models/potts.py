@@ -22,6 +22,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds
 from probjax.connectivity.sites import letters as checked_letters
 from probjax.connectivity.sites import one_hot
 from probjax.models.ising import Edges, checked_edges, pair_indices
@@ -34,7 +35,6 @@ from probjax.types import (
     check_count,
     closed_form,
     floating,
-    holds,
     recipe,
     static,
 )

@@ -21,10 +21,11 @@ Reference: Tanaka, PRE 58, 2302 (1998); thesis, "Two Dimensional Ising Spin Glas
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, refuse_mask
 from probjax.models import ising
-from probjax.types import Array, ArrayLike, Data, Float, holds
+from probjax.types import Array, ArrayLike, Data, Float
 
 
 def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:

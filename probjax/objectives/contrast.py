@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds
 from probjax.data import num_rows, refuse_mask
 from probjax.potential import check_energy
 from probjax.types import (
@@ -36,7 +37,6 @@ from probjax.types import (
     check_count,
     check_role,
     float_dtype,
-    holds,
     recipe,
     static,
 )
@@ -102,8 +102,7 @@ class NoiseContrast(Objective):
                 "noise contrast learns log Z too: start from objective.start(params)"
             )
         data = data._replace(x=self.base.prepare(data.x))
-        first = jax.tree.map(lambda rows: rows[0], data.x)
-        check_energy(self.energy, params.params, first)
+        check_energy(self.energy, params.params, data.x)
         return data
 
     def init(self, key: PRNGKeyArray, params: Normalised, data: Data) -> Context:

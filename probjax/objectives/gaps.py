@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds, is_whole
 from probjax.data import refuse_mask
 from probjax.missing import (
     draw_from_model,
@@ -36,9 +37,7 @@ from probjax.types import (
     Scalar,
     State,
     check_role,
-    holds,
     is_concrete,
-    is_whole,
     recipe,
     static,
 )
@@ -73,7 +72,7 @@ class GapObjective(Objective):
     def prepare(self, params: Params, data: Data) -> Data:
         check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
         data = data._replace(x=self.connectivity.prepare(data.x))
-        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
+        check_energy(self.energy, params, data.x)
         if self.exclude_data:
             refuse_mask(data, "exclude_data looks for complete rows")
             if not holds(is_whole, data.x):

@@ -70,7 +70,7 @@ class MaximumLikelihood(Objective):
             x = binary(data.x)
         else:
             x = letters(data.x, num_states=self.num_states)
-        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], x))
+        check_energy(self.energy, params, x)
         check_normalisable(self.energy, params)
         jax.eval_shape(self.rest, params, self._space(x))
         return data._replace(x=x)

@@ -35,7 +35,6 @@ from probjax.types import (
     State,
     check_role,
     float_dtype,
-    floating,
 )
 
 FEW, RARE = 0.1, 0.3
@@ -77,8 +76,7 @@ def prepare_rows(
     """`data` that the sampler can move, complete rows only, as `why` says."""
     refuse_mask(data, why)
     check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
-    first = jax.tree.map(lambda rows: floating(rows[0]), data.x)
-    check_energy(energy, params, first)
+    check_energy(energy, params, data.x)
     check_normalisable(energy, params)
     return data._replace(x=sampler.prepare(potential(energy, params), data.x))
 

@@ -15,7 +15,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Params, Penalty, PyTree, Scalar, holds, recipe
+from probjax.checks import holds
+from probjax.types import Params, Penalty, PyTree, Scalar, recipe
 
 FAINT = 1e-4
 

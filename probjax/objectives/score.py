@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import holds
 from probjax.connectivity import Steps
 from probjax.connectivity.flips import is_bit, is_spin
 from probjax.data import num_rows, refuse_mask
@@ -47,7 +48,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
     is_concrete,
     recipe,
     static,
@@ -80,7 +80,7 @@ class ScoreMatching(Objective):
                 "data are binary: use MPF, PseudoLikelihood or RatioMatching"
             )
         data = data._replace(x=jax.tree.map(floating, data.x))
-        check_energy(self.energy, params, jax.tree.map(lambda rows: rows[0], data.x))
+        check_energy(self.energy, params, data.x)
         return data
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:

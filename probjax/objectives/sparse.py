@@ -26,6 +26,7 @@ from dataclasses import KW_ONLY
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds
 from probjax.data import refuse_mask
 from probjax.forwarding import ForwardingObjective
 from probjax.types import (
@@ -38,7 +39,6 @@ from probjax.types import (
     State,
     check_role,
     has_statistic,
-    holds,
     recipe,
     static,
 )

@@ -22,6 +22,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import holds, is_finite
 from probjax.objectives.score import ScoreMatching
 from probjax.types import (
     Data,
@@ -31,7 +32,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    holds,
     recipe,
     static,
 )
@@ -97,4 +97,4 @@ def _filled(mobility, leaf):
 
 
 def _is_positive(value):
-    return jnp.isfinite(value) & (value > 0)
+    return is_finite(value) & (value > 0)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
+from probjax.checks import at_once
 from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
 from probjax.potential import Potential
@@ -178,7 +179,7 @@ class ColourGibbs(Sampler):
             )
         x = binary(x)
         if is_concrete((self.colours, potential, x)):
-            with jax.ensure_compile_time_eval():
+            with at_once():
                 apart = bool(_are_apart(self.colours, potential, x))
             if not apart:
                 raise ValueError(

@@ -33,6 +33,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
+from probjax.checks import at_once, holds, is_finite
 from probjax.connectivity.flips import num_sites
 from probjax.devices import on_host
 from probjax.leapfrog import (
@@ -60,7 +61,6 @@ from probjax.types import (
     State,
     check_count,
     floating,
-    holds,
     is_concrete,
     recipe,
     static,
@@ -303,20 +303,20 @@ class HMC(Sampler):
         if self.bounds is not None:
             self.bounds.check(num_sites(x))
         if is_concrete((potential, x)):
-            with jax.ensure_compile_time_eval():
+            with at_once():
                 self._check_starts(potential, x)
         return x
 
     def _check_starts(self, potential, x):
         energies, gradients = _starts(potential, x)
-        if not holds(jnp.isfinite, energies):
+        if not holds(is_finite, energies):
             energies = on_host(energies)
             worst = int(np.argmax(~np.isfinite(energies)))
             raise ValueError(
                 f"chains must start at a finite energy, got {energies[worst]} in "
                 f"chain {worst}"
             )
-        if not holds(jnp.isfinite, gradients):
+        if not holds(is_finite, gradients):
             raise ValueError("chains must start where the energy has a finite gradient")
         if self.bounds is None:
             return

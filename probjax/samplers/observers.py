@@ -37,19 +37,19 @@ class Stored(NamedTuple):
 
 @recipe
 class Store(Observer):
-    """Remember `num_draws` draws."""
+    """Remember up to `room` draws."""
 
-    num_draws: int = static()
+    room: int = static()
 
     def start(self, x: State, info: Info) -> Stored:
-        def room(leaf):
-            return jnp.zeros((self.num_draws, *leaf.shape), leaf.dtype)
+        def blank(leaf):
+            return jnp.zeros((self.room, *leaf.shape), leaf.dtype)
 
-        return jax.tree.map(room, Stored(x, info))
+        return jax.tree.map(blank, Stored(x, info))
 
     def add(self, memory: Stored, number: Array, x: State, info: Info) -> Stored:
-        def put(room, new):
-            return jax.lax.dynamic_update_index_in_dim(room, new, number, axis=0)
+        def put(leaf, new):
+            return jax.lax.dynamic_update_index_in_dim(leaf, new, number, axis=0)
 
         return jax.tree.map(put, memory, Stored(x, info))
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax import random
+from probjax.checks import holds, is_finite
 from probjax.devices import each
 from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Potential, check_energy, potential
@@ -26,13 +28,13 @@ from probjax.types import (
     PyTree,
     Sampler,
     State,
+    as_array,
     check_count,
     check_info,
     check_key,
     check_role,
-    floating,
-    holds,
     is_concrete,
+    is_on_host,
     recipe,
     static,
 )
@@ -140,17 +142,19 @@ def sample(
     """
     asked = dict(locals())
     _check_counts(num_draws, num_warmup, thin)
-    chains = _Chains(energy, thin, key, params, sampler)
-    observer = Store(num_draws)
+    chains = _Chains(energy, key, params, sampler)
+    observer = Store(_room(num_draws) if is_concrete((chains, x)) else num_draws)
     if isinstance(x, Draws):
         num_warmup = 0
         begin = partial(_continue, chains, observer, *_last(chains, x))
     else:
         asked["x"] = x = _checked(chains, x)
         begin = partial(_begin, chains, observer, x)
-    counts = _Counts(num_warmup, num_draws, num_draws)
+    counts = _Counts(num_warmup, num_draws, num_draws, thin)
     job = _job(chains, observer, begin, counts)
-    job = job._replace(report=_newest, finish=_draws, every=100)
+    job = job._replace(
+        report=_newest, finish=lambda now, stopped: _draws(now), every=100
+    )
     return run("sample", asked, job, watch)
 
 
@@ -189,7 +193,7 @@ def sample_mean(
     """
     asked = dict(locals())
     _check_counts(num_draws, num_warmup, thin)
-    chains = _Chains(energy, thin, key, params, sampler)
+    chains = _Chains(energy, key, params, sampler)
     observer, total = Average(statistic), num_draws
     if isinstance(x, Means):
         num_warmup = 0
@@ -201,7 +205,7 @@ def sample_mean(
     else:
         asked["x"] = x = _checked(chains, x)
         begin = partial(_begin, chains, observer, x)
-    counts = _Counts(num_warmup, num_draws, total)
+    counts = _Counts(num_warmup, num_draws, total, thin)
     job = _job(chains, observer, begin, counts)
     return run("sample_mean", asked, job, watch)
 
@@ -214,6 +218,8 @@ class _Counts(NamedTuple):
     """Draws to be made by this run."""
     total: Any
     """Draws of this run and of those that it continues."""
+    thin: int
+    """Steps from one draw to the next."""
 
 
 def _job(chains, observer, begin, counts):
@@ -221,8 +227,8 @@ def _job(chains, observer, begin, counts):
     return Job(
         begin=begin,
         advance=partial(_advance, chains, observer, counts),
-        is_over=lambda now: bool(now.made >= counts.total),
-        report=lambda now: _means(now) if now.made > 0 else None,
+        is_over=lambda now: int(now.made) >= int(counts.total),
+        report=lambda now: _means(now) if int(now.made) > 0 else None,
         finish=lambda now, stopped: _means(now),
         every=1000,
     )
@@ -239,20 +245,19 @@ def _checked(chains, x):
     check_key(chains.key)
     check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     x = _starts(x)
-    first = jax.tree.map(lambda rows: floating(rows[0]), x)
-    check_energy(chains.energy, chains.params, first)
+    check_energy(chains.energy, chains.params, x)
     return chains.sampler.prepare(chains.model, x)
 
 
 def _starts(x):
-    x = jax.tree.map(jnp.asarray, x)
+    x = jax.tree.map(as_array, x)
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
         raise ValueError("x must be starting states with a leading axis of chains")
     if len({len(leaf) for leaf in leaves}) > 1 or leaves[0].size == 0:
         shapes = jax.tree.map(jnp.shape, x)
         raise ValueError(f"x must have a start for each chain, got shape {shapes}")
-    if not holds(jnp.isfinite, x):
+    if not holds(is_finite, x):
         raise ValueError("chains must start at finite states, got NaN or infinity in x")
     return x
 
@@ -319,7 +324,6 @@ class _Chains:
     """Chains of a run, which differ by their keys and starts."""
 
     energy: Energy = static()
-    thin: int = static()
     key: PRNGKeyArray
     params: Params
     sampler: Sampler
@@ -346,12 +350,18 @@ class _Chains:
         return each(one)(self._keys(states), states)
 
     def observe(
-        self, observer: Observer, states: Any, memory: Any, first: Array, number: Array
+        self,
+        observer: Observer,
+        states: Any,
+        memory: Any,
+        first: Array,
+        thin: Array | int,
+        number: Array,
     ) -> tuple[Any, Any]:
         """Make one draw with all chains and add it to what is remembered of each."""
 
         def one(key, state, memory):
-            state, info = self._move(key, state, self.thin, first)
+            state, info = self._move(key, state, thin, first)
             return state, observer.add(memory, number, state.x, info)
 
         return each(one)(self._keys(states), states, memory)
@@ -408,58 +418,75 @@ def _advance(chains, observer, counts, now, limit):
     """Take at most `limit` steps of the warm-up, or make at most so many draws."""
     if limit is None:
         observe = _observe if is_concrete((chains, now)) else _observe_static
-        return observe(chains, observer, now, counts.warmup, counts.draws)
+        return observe(chains, observer, now, counts.warmup, counts.draws, counts.thin)
     left = 0 if int(now.made) else counts.warmup - int(now.step)
     if left > 0:
-        return _observe(chains, observer, now, min(limit, left), 0)
-    return _observe(chains, observer, now, 0, min(limit, counts.total - int(now.made)))
+        return _observe(chains, observer, now, min(limit, left), 0, counts.thin)
+    draws = min(limit, int(counts.total) - int(now.made))
+    return _observe(chains, observer, now, 0, draws, counts.thin)
 
 
-def _observed(chains, observer, now, num_warmup, num_draws):
-    """Take `num_warmup` steps and then make `num_draws` draws."""
+def _observed(chains, observer, now, num_warmup, num_draws, thin):
+    """Take `num_warmup` steps and then make `num_draws` draws `thin` steps apart."""
     warm = chains.move(now.states, num_warmup, now.step)
     first_step = now.step + num_warmup
 
     def draw(number, carry):
         states, memory = carry
-        first = first_step + number * chains.thin
-        return chains.observe(observer, states, memory, first, now.made + number)
+        first = first_step + number * thin
+        number = now.made + number
+        return chains.observe(observer, states, memory, first, thin, number)
 
     states, memory = jax.lax.fori_loop(0, num_draws, draw, (warm, now.memory))
-    step = first_step + num_draws * chains.thin
+    step = first_step + num_draws * thin
     return _Run(states, step, now.made + num_draws, now.made, memory)
 
 
 # Traced counts make a run and its pieces one program, equal to the bit. Inside of a
 # user's trace counts are static, as derivatives in reverse mode require.
 _observe = jax.jit(_observed)
-_observe_static = jax.jit(_observed, static_argnums=(3, 4))
+_observe_static = jax.jit(_observed, static_argnums=(3, 4, 5))
 
 
-def _draws(now, stopped):
+def _room(num_draws):
+    """Return the power of two from `num_draws` on, so that few rooms serve all."""
+    return 1 << (num_draws - 1).bit_length()
+
+
+def _draws(now):
     """Return the draws made, fewer than asked for if a callback stopped the run."""
     x, info = now.memory
-    if stopped:
-        made = int(now.made)
-        x, info = jax.tree.map(lambda leaf: leaf[:, :made], (x, info))
+    if is_concrete(now):
+        x, info = _cut(now.memory, 0, int(now.made))
     return Draws(x, info, now.states, now.step)
 
 
 def _newest(now):
     """Return the draws of the last piece; None while the chains warm up."""
-    count = int(now.made) - int(now.before)
-    if not count:
+    first, made = int(now.before), int(now.made)
+    if first == made:
         return None
-    x, info = _cut(now.memory, now.before, count)
+    x, info = _cut(now.memory, first, made - first)
     return Draws(x, info, now.states, now.step)
 
 
-@partial(jax.jit, static_argnums=2)
 def _cut(memory, first, count):
+    """Return `count` draws from number `first` on."""
+
     def cut(leaf):
-        return jax.lax.dynamic_slice_in_dim(leaf, first, count, axis=1)
+        if count == leaf.shape[1]:
+            return leaf
+        if is_on_host(leaf):
+            # By NumPy: jax would compile it for every number of draws.
+            return as_array(np.asarray(leaf)[:, first : first + count])
+        return _cut_on_device(leaf, first, count)
 
     return jax.tree.map(cut, memory)
+
+
+@partial(jax.jit, static_argnums=2)
+def _cut_on_device(leaf, first, count):
+    return jax.lax.dynamic_slice_in_dim(leaf, first, count, axis=1)
 
 
 @jax.jit

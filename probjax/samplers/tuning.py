@@ -39,7 +39,6 @@ from probjax.types import (
     check_info,
     check_role,
     float_dtype,
-    floating,
 )
 
 NUM_STAGES = 5
@@ -124,7 +123,7 @@ def tune(
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")
     x = as_data(x).x
-    check_energy(energy, params, jax.tree.map(lambda rows: floating(rows[0]), x))
+    check_energy(energy, params, x)
     x = sampler.prepare(potential(energy, params), x)
     size, kind = num_sites(x), float_dtype(x)
     # Of the type that stages return: a plain number would compile the first one twice.

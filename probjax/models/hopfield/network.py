@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import holds, is_finite
 from probjax.connectivity.flips import binary
 from probjax.models import ising
 from probjax.types import (
@@ -39,7 +40,6 @@ from probjax.types import (
     check_count,
     closed_form,
     floating,
-    holds,
     is_concrete,
 )
 
@@ -84,7 +84,7 @@ def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
         )
     if not is_concrete((weight, threshold)):
         return Params(weight, threshold)
-    if not holds(jnp.isfinite, (weight, threshold)):
+    if not holds(is_finite, (weight, threshold)):
         raise ValueError("J and thresholds must be finite, got NaN or infinity")
     matrix = np.asarray(weight)
     if np.any(np.diagonal(matrix)):
