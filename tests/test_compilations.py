@@ -20,7 +20,7 @@ FIRST_CALLS = {
     "ais": 4,
     "ais by HMC": 5,
     "sandwich": 1,
-    "log_likelihood": 1,
+    "log_likelihood": 2,
 }
 
 

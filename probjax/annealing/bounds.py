@@ -78,8 +78,7 @@ class Bracket(NamedTuple):
 
         NaN if the sides contradict each other.
         """
-        width = self.upper - self.lower
-        return jnp.where(width >= 0, width / 4, jnp.nan)
+        return _quarter(self.lower, self.upper)
 
     def describe(self) -> str:
         """In words: the interval, and what each side is worth."""
@@ -102,6 +101,11 @@ class Bracket(NamedTuple):
                 "bound that needs no error"
             )
         return "; ".join(said)
+
+
+@jax.jit
+def _quarter(lower, upper):
+    return jnp.where(upper >= lower, (upper - lower) / 4, jnp.nan)
 
 
 @driver

@@ -135,24 +135,22 @@ def log_likelihood(
     sides = (annealed.forward, annealed.reverse) if two_sided else (annealed,)
     for side in sides:
         _check_finished(side)
-    minus_energy = -_energies(energy, params, data.x)
-    mean = jnp.average(minus_energy, weights=data.weights)
-    unknown = jnp.full_like(mean, jnp.nan)
-    return Estimate(
-        value=mean - annealed.log_z,
-        stderr=annealed.stderr,
-        lower=mean - annealed.upper if two_sided else unknown,
-        upper=mean - annealed.lower if two_sided else unknown,
-        per_row=minus_energy - annealed.log_z,
-        weights=data.weights,
-        common=annealed.stderr,
-        ess=reduce(jnp.minimum, (side.ess for side in sides)),
+    stderr = annealed.stderr
+    ends = (annealed.upper, annealed.lower) if two_sided else (np.nan, np.nan)
+    per_row, numbers = _given_log_z(
+        energy, params, data, annealed.log_z, ends, [side.ess for side in sides]
     )
+    value, lower, upper, ess = numbers
+    return Estimate(value, stderr, lower, upper, per_row, data.weights, stderr, ess)
 
 
 @partial(jax.jit, static_argnums=0)
-def _energies(energy, params, x):
-    return jax.vmap(energy, (None, 0))(params, x)
+def _given_log_z(energy, params, data, log_z, ends, ess):
+    minus_energy = -jax.vmap(energy, (None, 0))(params, data.x)
+    mean = jnp.average(minus_energy, weights=data.weights)
+    lower, upper = (mean - end for end in ends)
+    numbers = (mean - log_z, lower, upper, reduce(jnp.minimum, ess))
+    return minus_energy - log_z, numbers
 
 
 def compare(first: Estimate, second: Estimate) -> Estimate:

@@ -32,6 +32,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
+    as_array,
     check_count,
     is_concrete,
     recipe,
@@ -173,7 +174,7 @@ def linear(num_steps: int) -> Float[Array, " beta"]:
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     check_count("num_steps", num_steps)
-    return jnp.asarray(np.linspace(0, 1, num_steps + 1))
+    return as_array(np.linspace(0, 1, num_steps + 1))
 
 
 def sigmoid(num_steps: int, *, slope: float = 4.0) -> Float[Array, " beta"]:
@@ -184,7 +185,7 @@ def sigmoid(num_steps: int, *, slope: float = 4.0) -> Float[Array, " beta"]:
     """
     check_count("num_steps", num_steps)
     raw = np.tanh(slope / 2 * np.linspace(-1, 1, num_steps + 1))
-    return jnp.asarray((raw / raw[-1] + 1) / 2)
+    return as_array((raw / raw[-1] + 1) / 2)
 
 
 def towards_one(num_steps: int) -> Float[Array, " beta"]:
@@ -196,16 +197,21 @@ def towards_one(num_steps: int) -> Float[Array, " beta"]:
     [0.0, 0.5, 0.999, 1.0, 1.0]
     """
     check_count("num_steps", num_steps)
+    return as_array(spaced_towards_one(num_steps))
+
+
+def spaced_towards_one(num_steps: int) -> np.ndarray:
+    """Return the numbers of `towards_one`, computed by NumPy."""
     log_spaced = 1 - np.geomspace(1, NEAREST, num_steps - num_steps // 2 + 1)
     equal = np.linspace(0, 1, num_steps // 2 + 1)[1:]
     betas = np.sort(np.concatenate([log_spaced, equal]))
     betas[-1] = 1
-    return jnp.asarray(betas)
+    return betas
 
 
 def check_betas(betas: ArrayLike) -> Float[Array, " beta"]:
     """`betas` as an array, unless they do not rise from 0 to 1."""
-    betas = jnp.asarray(betas, float)
+    betas = as_array(betas, jnp.result_type(float))
     if betas.ndim != 1 or len(betas) < 2:
         raise ValueError(f"betas must be two numbers or more, got shape {betas.shape}")
     if not is_concrete(betas):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, Sampler, Scalar, is_concrete
+from probjax.types import Array, Float, Sampler, Scalar, as_array, is_concrete
 
 
 class Plan(NamedTuple):
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         cell, rest = np.divmod(numbers * (len(table) - 1), max(int(self.length), 1))
         low, high = table[cell], table[np.minimum(cell + 1, len(table) - 1)]
         share = (rest / int(self.length)).astype(table.dtype)
-        return jnp.asarray(low + share * (high - low))
+        return as_array(low + share * (high - low))
 
     def beta(self, number: Any, kind: Any) -> Scalar:
         """Compute beta of a number from 0 to N, with dtype `kind`."""

@@ -25,7 +25,7 @@ from probjax import random
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_states
 from probjax.annealing.course import Course, Particles
-from probjax.annealing.path import towards_one
+from probjax.annealing.path import spaced_towards_one
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Pilot
 from probjax.annealing.plan import Plan
 from probjax.checks import namespace
@@ -105,7 +105,7 @@ def _explored(key, bridge, adaptation, num_steps, num_particles):
 def _blank(tuning):
     """Return a plan of the form that a pilot with such settings makes."""
     kind = tuning.scatter.dtype
-    table = towards_one(NUM_CELLS).astype(kind)
+    table = spaced_towards_one(NUM_CELLS).astype(kind)
     if tuning.log_step is None:
         return Plan(table)
 
@@ -129,7 +129,7 @@ def _planned(found: Any) -> Plan:
 
 def _table(found):
     xp, kind = namespace(found.beta), found.beta.dtype
-    fine = np.asarray(towards_one(NUM_CELLS // 2), kind)
+    fine = spaced_towards_one(NUM_CELLS // 2).astype(kind)
     scatter = xp.interp(fine, found.beta, found.scatter)
     middles = (scatter[1:] + scatter[:-1]) / 2
     length = xp.concatenate([np.zeros(1), xp.cumsum(middles * np.diff(fine))])
