@@ -5,16 +5,32 @@ BIN := $(VENV)/bin
 NAME ?= peers
 ARGS ?=
 
-.PHONY: demo test slow lint bench docs clean
+# Tests in tiers; what is in none of these markers is `make test`.
+TIERS := documents or platforms or statistics or slow
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+
+.PHONY: demo test check documents platforms statistics slow lint bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.cli demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(PYTEST) tests -m "not ($(TIERS))"
+
+check: lint docs test documents platforms statistics slow
+
+documents: $(VENV)/.installed
+	$(PYTEST) tests probjax -m documents
+
+platforms: $(VENV)/.installed
+	$(PYTEST) tests -m platforms
+
+# In programs as users have them: statistics take longer to run than to compile.
+statistics: $(VENV)/.installed
+	XLA_FLAGS= $(PYTEST) tests -m statistics
 
 slow: $(VENV)/.installed
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	XLA_FLAGS= $(PYTEST) tests -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -78,6 +78,13 @@ def pytest_sessionstart(session):
                 os.link(known[name], folder / name)
 
 
+def pytest_collection_modifyitems(items):
+    """Count examples in docstrings among the documents."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker("documents")
+
+
 def _count_compilation(event, duration, **details):
     global _num_compilations
     if event == "/jax/core/compile/backend_compile_duration":

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import Data, Objective, StoppingRule, ising, recipe
-from probjax.types import Context
+from probjax.types import Context, as_array
 
 
 @recipe
@@ -19,9 +19,44 @@ class AfterSteps(StoppingRule):
 
 
 def random_ising(seed, size, scale=1.0, edges=None):
-    params = ising.init(jax.random.key(seed), size, edges=edges, scale=scale)
-    bias = jax.random.normal(jax.random.key(seed + 1000), (size,))
-    return ising.Params(scale * bias + 0.3, params.coupling, params.edges)
+    """Parameters in the precision of the test, made by NumPy."""
+    generator = np.random.default_rng(seed)
+    edges = ising.checked_edges(edges, size)
+    count = size * (size - 1) // 2 if edges is None else len(edges)
+    bias = as_array(scale * generator.normal(size=size) + 0.3)
+    return ising.Params(bias, as_array(scale * generator.normal(size=count)), edges)
+
+
+def all_states(size, num_letters=2):
+    """All states as rows of a NumPy array, the last site varying fastest."""
+    axes = [np.arange(num_letters)] * size
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, size)
+
+
+def matrix_of(params):
+    """J of an Ising model, in float64."""
+    size = len(params.bias)
+    pairs = (
+        np.triu_indices(size, 1) if params.edges is None else np.array(params.edges).T
+    )
+    matrix = np.diag(np.asarray(params.bias, float))
+    matrix[tuple(pairs)] = matrix[tuple(pairs)[::-1]] = params.coupling
+    return matrix
+
+
+def log_probs_of(params):
+    """Log-probabilities of `all_states` under an Ising model, in float64."""
+    x = all_states(len(params.bias))
+    minus_energy = -np.sum(x @ matrix_of(params) * x, axis=1)
+    return minus_energy - np.logaddexp.reduce(minus_energy)
+
+
+def drawn_from(seed, params, num_rows):
+    """Independent rows of an Ising model, as floats of NumPy."""
+    chances = np.exp(log_probs_of(params))
+    generator = np.random.default_rng(seed)
+    chosen = generator.choice(len(chances), size=num_rows, p=chances)
+    return all_states(len(params.bias))[chosen].astype(np.float32)
 
 
 def plain_energy(params, x):
@@ -38,11 +73,9 @@ def cubic_energy(params, x):
 
 
 def cubic_params(seed, size):
-    first, second = jax.random.split(jax.random.key(seed))
-    return (
-        jax.random.normal(first, (size + 1, size)),
-        jax.random.normal(second, (size,)),
-    )
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.normal(size=(size + 1, size)), generator.normal(size=size)
+    return as_array(weight), as_array(bias)
 
 
 def counted_states(size):

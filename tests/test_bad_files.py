@@ -5,9 +5,9 @@ import io
 import os
 import struct
 import zipfile
-from contextlib import suppress
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,11 +136,49 @@ def refuses(reader, path):
     return str(refusal.value)
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_good_file_is_read(reader, tmp_path):
+def content(found):
+    """All arrays of what a reader returned."""
+    if isinstance(found, blocks.Blocks):
+        found = [block.x for block in found.read()]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
+
+
+def shapes(arrays):
+    return [(array.shape, array.dtype) for array in arrays]
+
+
+# What a good file of each kind holds: the sum of all numbers, and their count.
+HOLDS = {
+    "storage.load": (7, 7),
+    "blocks.from_file": (15, 15),
+    "natural_images.npz": (48, 48),
+    "natural_images_train.npy": (48, 48),
+    "mnist10k.npz": (4 + 48 / 255, 52),
+    "idx": (4 + 48 / 255, 52),
+}
+
+
+@pytest.mark.parametrize("reader", HOLDS)
+def test_a_good_file_is_read_whole(reader, tmp_path):
     ending, write, read = READERS[reader]
     write(tmp_path / f"good{ending}")
-    read(tmp_path / f"good{ending}")
+    numbers = [a for a in content(read(tmp_path / f"good{ending}")) if a.dtype != "U"]
+    numbers = np.concatenate([array.ravel().astype(float) for array in numbers])
+    assert (pytest.approx(numbers.sum()), numbers.size) == HOLDS[reader]
+
+
+def test_a_good_photograph_is_cut_to_its_size(tmp_path):
+    photograph(tmp_path / "good.iml")
+    (image, *_) = content(READERS["iml"][2](tmp_path / "good.iml"))
+    assert image.shape[-2:] == (1024, 1536)
+    assert not image.any()
+
+
+def test_a_good_checkpoint_gives_the_result_of_its_run(tmp_path):
+    first = from_checkpoint(tmp_path / "good.npz")
+    again = from_checkpoint(tmp_path / "good.npz")
+    chex.assert_trees_all_equal(first, again)
+    assert np.isfinite(first.log_z)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -158,8 +196,10 @@ def test_truncated_files_are_refused_at_every_length(reader, tmp_path):
 
 @pytest.mark.parametrize("reader", READERS)
 def test_bits_that_flipped_are_refused_or_harmless(reader, tmp_path):
+    """What has a checksum is read as it was written, the rest in the same shape."""
     ending, write, read = READERS[reader]
     write(tmp_path / f"good{ending}")
+    good = content(read(tmp_path / f"good{ending}"))
     whole = bytearray((tmp_path / f"good{ending}").read_bytes())
     generator = np.random.default_rng(0)
     for place in np.unique(generator.integers(0, min(len(whole), 4000), 30)):
@@ -167,8 +207,13 @@ def test_bits_that_flipped_are_refused_or_harmless(reader, tmp_path):
         changed[place] ^= 0xFF
         path = tmp_path / f"flipped{place}{ending}"
         path.write_bytes(changed)
-        with suppress(ValueError):
-            read(path)
+        try:
+            found = content(read(path))
+        except ValueError:
+            continue
+        assert shapes(found) == shapes(good)
+        if ending in (".npz", ".gz"):
+            chex.assert_trees_all_equal(found, good)
 
 
 @pytest.mark.parametrize("reader", READERS)

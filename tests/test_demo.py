@@ -4,6 +4,8 @@ import pytest
 
 from probjax import cli, demo
 
+pytestmark = pytest.mark.documents
+
 
 def test_demo_prints_its_table_and_draws_its_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "SHAPE", (4, 4))

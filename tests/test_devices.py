@@ -10,6 +10,8 @@ from benchmarks.launch import finish, launch
 from probjax import Data
 from probjax.devices import spread
 
+pytestmark = pytest.mark.platforms
+
 SCRIPT = str(Path(__file__).with_name("on_devices.py"))
 # Nothing here is worth optimising: compiling is most of what it costs.
 FAST = "--xla_backend_optimization_level=0"

@@ -36,6 +36,8 @@ from probjax import (
 )
 from probjax.samplers import tune
 
+pytestmark = pytest.mark.platforms
+
 PLATFORMS = ("cuda", "rocm", "tpu")
 SCORES = energy_scores(ising.energy)
 NATURAL = optax.chain(natural_gradient(SCORES), optax.sgd(1.0))

@@ -8,6 +8,8 @@ from benchmarks import peer_packages, peers, report, side_by_side
 from benchmarks.harness import Options, Table, write_json
 from benchmarks.side_by_side import Job, Judged, Program
 
+pytestmark = pytest.mark.platforms
+
 ROOT = Path(__file__).parent.parent
 
 

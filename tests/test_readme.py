@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.documents
+
 ROOT = Path(__file__).parents[1]
 
 

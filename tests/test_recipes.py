@@ -264,7 +264,8 @@ def test_sampler_keeps_its_contract(sampler, key):
     chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
     chex.assert_shape(info.accept, (2,))
     assert jnp.all((info.accept >= 0) & (info.accept <= 1))
-    assert sampler in DYNAMICS or set(np.unique(state.x)) <= {0, 1, 2}
+    if sampler not in DYNAMICS:
+        assert set(np.unique(state.x)) <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=name)

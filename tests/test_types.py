@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from probjax.types import closed_form, closed_forms, float_dtype, holds, recipe, static
+from probjax.types import closed_form, closed_forms, float_dtype, recipe, static
 
 
 @recipe
@@ -56,20 +56,6 @@ def test_unknown_closed_forms_are_refused():
     with pytest.raises(ValueError, match=r"flip_gaps.*got \['gradient'\]"):
         closed_form(gradient=jnp.sin)
     assert closed_forms(jnp.sin) == {}
-
-
-def test_holds_looks_at_concrete_values_also_inside_a_trace():
-    unknown = jnp.full(2, jnp.nan)
-    seen = []
-
-    @jax.jit
-    def inside(x):
-        seen.append(holds(jnp.isfinite, (x, unknown)))
-        seen.append(holds(jnp.isfinite, x))
-        return x
-
-    inside(jnp.nan)
-    assert seen == [False, True]
 
 
 def test_float_dtype_ignores_integers():

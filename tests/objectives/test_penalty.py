@@ -59,7 +59,7 @@ def test_group_prox_minimises_its_definition_and_leaves_zeros():
         length, threshold = np.linalg.norm(group), 0.7 * 0.8 * weight
         kept = 1 - threshold / length if length > threshold else 0.0
         np.testing.assert_allclose(found, kept * group, rtol=1e-6)
-        assert kept > 0 or np.all(found == 0)
+        assert np.all(found == 0) == (kept == 0)
     zero_groups = sum(np.all(found == 0) for found, _ in groups(near))
     assert zero_groups == 4
 
