@@ -159,9 +159,14 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
             "third moments need rows of at least 3 sites, "
             f"got shape {jax.tree.map(jnp.shape, data.x)}"
         )
+    return _compared(Partial(_by_triples, _centre(data)), data, model)
+
+
+@jax.jit
+def _centre(data):
+    # From the first row, so that a mean far from 0 loses no digits.
     first = data.x[:1]
-    centre = first[0] + jnp.average(data.x - first, axis=0, weights=data.weights)
-    return _compared(Partial(_by_triples, centre), data, model)
+    return first[0] + jnp.average(data.x - first, axis=0, weights=data.weights)
 
 
 def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:

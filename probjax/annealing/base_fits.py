@@ -1,5 +1,7 @@
 """Bases with the moments of data: the nearer a base, the less there is to anneal."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,8 @@ def fit_gaussian(data: ArrayLike | Data) -> Gaussian:
     """
     data = _complete(data, "variances are taken of complete rows")
     x = floating(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    scale = jnp.sqrt(jnp.average((x - mean[None]) ** 2, 0, data.weights))
-    return Gaussian(x.shape[1], mean, scale)
+    mean, deviation = _mean_and_deviation(jnp.square, x, data.weights)
+    return Gaussian(x.shape[1], mean, jnp.sqrt(deviation))
 
 
 def fit_full_gaussian(data: ArrayLike | Data) -> Gaussian:
@@ -37,11 +38,7 @@ def fit_full_gaussian(data: ArrayLike | Data) -> Gaussian:
     """
     data = _complete(data, "covariances are taken of complete rows")
     x = floating(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    apart = x - mean[None]
-    weights = jnp.ones(len(x)) if data.weights is None else data.weights
-    weighted = (weights / weights.sum()).astype(x.dtype)[:, None] * apart
-    covariance = jnp.matmul(weighted.T, apart, precision="highest")
+    mean, covariance = _mean_and_covariance(x, data.weights)
     _refuse_singular(covariance)
     return Gaussian(x.shape[1], mean, jnp.linalg.cholesky(covariance))
 
@@ -55,9 +52,8 @@ def fit_laplace(data: ArrayLike | Data) -> Laplace:
     """
     data = _complete(data, "deviations are taken of complete rows")
     x = floating(data.x)
-    mean = jnp.average(x, 0, data.weights)
-    scale = jnp.average(jnp.abs(x - mean[None]), 0, data.weights)
-    return Laplace(x.shape[1], mean, scale)
+    mean, deviation = _mean_and_deviation(jnp.abs, x, data.weights)
+    return Laplace(x.shape[1], mean, deviation)
 
 
 def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
@@ -71,8 +67,13 @@ def fit_bernoulli(data: ArrayLike | Data) -> Bernoulli:
     """
     data = _complete(data, "means are taken of complete rows")
     x = binary(data.x)
-    mean = with_one_more(jnp.average(x, 0, data.weights), 0.5, data)
-    return Bernoulli(x.shape[1], jax.scipy.special.logit(mean))
+    return Bernoulli(x.shape[1], _log_odds(data._replace(x=x)))
+
+
+@jax.jit
+def _log_odds(data):
+    mean = with_one_more(jnp.average(data.x, 0, data.weights), 0.5, data)
+    return jax.scipy.special.logit(mean)
 
 
 def fit_categorical(data: ArrayLike | Data, num_states: int) -> Categorical:
@@ -86,10 +87,31 @@ def fit_categorical(data: ArrayLike | Data, num_states: int) -> Categorical:
     """
     data = _complete(data, "shares are taken of complete rows")
     x = letters(data.x, num_states=num_states)
-    hot = jax.vmap(lambda row: one_hot(row, num_states))(x)
-    shares = jnp.average(hot, 0, data.weights)
-    odds = jnp.log(with_one_more(shares, 1 / num_states, data))
+    odds = _log_shares(data._replace(x=x), num_states)
     return Categorical(x.shape[1], num_states, odds)
+
+
+@partial(jax.jit, static_argnums=1)
+def _log_shares(data, num_states):
+    hot = jax.vmap(lambda row: one_hot(row, num_states))(data.x)
+    shares = jnp.average(hot, 0, data.weights)
+    return jnp.log(with_one_more(shares, 1 / num_states, data))
+
+
+@partial(jax.jit, static_argnums=0)
+def _mean_and_deviation(size, x, weights):
+    """Return the means of entries, and those of the sizes of what differs from them."""
+    mean = jnp.average(x, 0, weights)
+    return mean, jnp.average(size(x - mean[None]), 0, weights)
+
+
+@jax.jit
+def _mean_and_covariance(x, weights):
+    mean = jnp.average(x, 0, weights)
+    apart = x - mean[None]
+    weights = jnp.ones(len(x)) if weights is None else weights
+    weighted = (weights / weights.sum()).astype(x.dtype)[:, None] * apart
+    return mean, jnp.matmul(weighted.T, apart, precision="highest")
 
 
 def _complete(data, why):

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import at_once, holds, namespace
+from probjax.checks import holds, namespace
 from probjax.connectivity.flips import binary, is_spin
 from probjax.data import as_data, mean_of_observed
+from probjax.devices import on_host
 from probjax.types import (
     Array,
     ArrayLike,
@@ -28,6 +29,7 @@ from probjax.types import (
     Float,
     PRNGKeyArray,
     Scalar,
+    as_array,
     closed_form,
     floating,
     is_concrete,
@@ -109,11 +111,15 @@ def from_matrix(
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
     edges = checked_edges(edges, len(matrix))
     rows, columns = pair_indices(len(matrix), edges)
-    params = Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
-    if is_concrete(matrix):
-        with at_once():
-            _check_matrix(np.asarray(matrix), np.asarray(coupling_matrix(params)))
-    return params
+    if not is_concrete(matrix):
+        return Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
+    # By NumPy, which compiles nothing.
+    known = on_host(matrix)
+    bias, coupling = known.diagonal(), known[rows, columns]
+    symmetric = np.diag(bias)
+    symmetric[rows, columns] = symmetric[columns, rows] = coupling
+    _check_matrix(known, symmetric)
+    return Params(as_array(bias), as_array(coupling), edges)
 
 
 def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:

@@ -18,10 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from probjax import random
 from probjax.data import as_data, num_rows, refuse_mask
+from probjax.devices import on_host
 from probjax.driver import Watch, driver, full_precision, run_in_turn
 from probjax.fitting import Fit, fit_job
 from probjax.natural.factors import eigen, refuse_singular, report_of
@@ -40,6 +43,7 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     PyTree,
+    as_array,
     check_count,
     floating,
     is_concrete,
@@ -92,7 +96,13 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     """
     data = as_data(data)
     refuse_mask(data, "covariances are of complete rows")
-    x = jax.tree.map(floating, data.x)
+    data = data._replace(x=jax.tree.map(floating, data.x))
+    return _of_data(data, as_regulariser(damping))
+
+
+@jax.jit
+def _of_data(data, regulariser):
+    x = data.x
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     weights = data.weights
     weights = jnp.ones(num_rows(data), rows.dtype) if weights is None else weights
@@ -100,7 +110,7 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
     mean = weights @ rows
     away = (rows - mean[None]) * jnp.sqrt(weights)[:, None]
     values, vectors = eigen(away.T @ away)
-    inverse = as_regulariser(damping).inverse(values, values.mean())
+    inverse = regulariser.inverse(values, values.mean())
     row = jax.tree.map(lambda leaf: leaf[0], x)
     return _whitening(vectors, _inverted(inverse), ravel_pytree(row)[1](mean))
 
@@ -132,11 +142,17 @@ def whitened(
     True
     """
     found = metric(scores, params, data, centred=centred)
-    values, vectors = eigen(found)
     regulariser = as_regulariser(damping)
+    chart, report = _of_metric(found, regulariser, params)
+    refuse_singular(regulariser, report, len(found))
+    return chart
+
+
+@jax.jit
+def _of_metric(matrix, regulariser, params):
+    values, vectors = eigen(matrix)
     spread = regulariser.inverse(values, values.mean())
-    refuse_singular(regulariser, report_of(values, spread), len(values))
-    return _whitening(vectors, spread, params)
+    return _whitening(vectors, spread, params), report_of(values, spread)
 
 
 @driver
@@ -194,7 +210,7 @@ def fit_whitened(
         if turn == num_turns or (results and results[-1].converged):
             return None
         here = results[-1].params if results else params
-        row_key, fit_key = jax.random.split(jax.random.fold_in(key, turn))
+        row_key, fit_key = random.parts_of(random.key_of(key, turn), 2)
         used = as_data(data)
         used = used if rows is None else as_data(rows(row_key, here, used))
         plan = Plan(
@@ -213,8 +229,8 @@ def fit_whitened(
         return fit_job(fit_key, plan, here, data, watch, is_last=is_last)[0]
 
     turns = run_in_turn("fit_whitened", asked, next_job, watch)
-    losses = jnp.concatenate([turn.losses for turn in turns])
-    return turns[-1]._replace(losses=losses)
+    losses = np.concatenate([on_host(turn.losses) for turn in turns])
+    return turns[-1]._replace(losses=as_array(losses))
 
 
 def _whitening(vectors, spread, centre) -> Whitening:
