@@ -7,6 +7,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
+
 import probjax
 
 ROOT = Path(__file__).parents[1]
@@ -107,3 +109,10 @@ def test_links_lead_somewhere():
             if heading:
                 titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
                 assert heading in map(slug, titles), f"{page.name} links to {link}"
+
+
+def test_the_guide_sets_options_that_jax_has():
+    (block,) = re.findall(r"```py\n(.*?)```", (PAGES / "guide.md").read_text(), re.S)
+    names = re.findall(r'jax.config.update\("(\w+)"', block)
+    assert len(names) == 3
+    assert all(hasattr(jax.config, name) for name in names)
