@@ -54,6 +54,7 @@ from probjax.types import (
     check_role,
     float_dtype,
     is_concrete,
+    is_eager,
     warn,
 )
 
@@ -196,7 +197,7 @@ def fit_job(
     else:
         start = partial(start_compiled, plan, key, params, rows)
         advance = partial(_advance_in_memory, plan, key, params, rows)
-    if is_concrete((key, plan, params, rows)):
+    if is_eager((key, plan, params, rows)):
         room = plan.num_rounds * plan.steps_per_round
         job = Job(
             begin=lambda: _State(start(), np.zeros(room, float_dtype(params))),
@@ -225,7 +226,10 @@ def _advance_in_memory(plan, key, params, data, run, limit):
 
 def _advance(plan, advance, now, every):
     """Advance to the next multiple of `every` steps, or to the end, piece by piece."""
-    run, losses = now.run, np.array(now.losses)
+    run, losses = now.run, now.losses
+    if not (isinstance(losses, np.ndarray) and losses.flags.writeable):
+        # As read from a checkpoint.
+        losses = np.array(losses)
     step = int(run.step)
     last = None if every is None else (step // every + 1) * every
     while True:

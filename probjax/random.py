@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, PRNGKeyArray, is_concrete, is_tracing
+from probjax.types import Array, Float, PRNGKeyArray, is_eager
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 # Of sin(2 pi t) / t and cos(2 pi t), in t^2 up to 1/16, to 5e-8.
@@ -73,8 +73,7 @@ def keys_of(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
 
 def _is_readable(key):
     """Whether NumPy can compute with a key."""
-    known = is_concrete(key) and not is_tracing()
-    return known and _is_threefry(key) and key.is_fully_addressable
+    return is_eager(key) and _is_threefry(key) and key.is_fully_addressable
 
 
 def _on_host(key, numbers):

@@ -69,6 +69,7 @@ __all__ = [
     "float_dtype",
     "floating",
     "is_concrete",
+    "is_eager",
     "is_on_host",
     "is_tracing",
     "recipe",
@@ -302,6 +303,11 @@ def is_tracing() -> bool:
     except ValueError:
         return True
     return False
+
+
+def is_eager(tree: PyTree) -> bool:
+    """Whether what is computed from `tree` has values at once, as nothing is traced."""
+    return is_concrete(tree) and not is_tracing()
 
 
 def is_on_host(value: Any) -> bool:

@@ -34,6 +34,7 @@ from probjax.types import (
     check_key,
     check_role,
     is_concrete,
+    is_eager,
     is_on_host,
     recipe,
     static,
@@ -143,7 +144,7 @@ def sample(
     asked = dict(locals())
     _check_counts(num_draws, num_warmup, thin)
     chains = _Chains(energy, key, params, sampler)
-    observer = Store(_room(num_draws) if is_concrete((chains, x)) else num_draws)
+    observer = Store(_room(num_draws) if is_eager((chains, x)) else num_draws)
     if isinstance(x, Draws):
         num_warmup = 0
         begin = partial(_continue, chains, observer, *_last(chains, x))
@@ -417,7 +418,7 @@ def _continue(chains, observer, states, step):
 def _advance(chains, observer, counts, now, limit):
     """Take at most `limit` steps of the warm-up, or make at most so many draws."""
     if limit is None:
-        observe = _observe if is_concrete((chains, now)) else _observe_static
+        observe = _observe if is_eager((chains, now)) else _observe_static
         return observe(chains, observer, now, counts.warmup, counts.draws, counts.thin)
     left = 0 if int(now.made) else counts.warmup - int(now.step)
     if left > 0:
