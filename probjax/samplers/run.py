@@ -304,20 +304,23 @@ def move(
     `key` is the chain's: however steps are divided among calls, they are the same.
     """
 
-    def stepped(key, state):
-        state, info = sampler.step(key, model, state)
-        return state, check_info(info)
-
     def step(i, carry):
         state, total = carry
-        state, info = stepped(random.fold_in(key, first + i), state)
+        state, info = _step(sampler, random.fold_in(key, first + i), model, state)
         return state, jax.tree.map(jnp.add, total, info)
 
-    _, shape = jax.eval_shape(stepped, key, state)
+    _, shape = jax.eval_shape(_step, sampler, key, model, state)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     state, total = jax.lax.fori_loop(0, num_steps, step, (state, nothing))
     count = jnp.maximum(num_steps, 1)
     return state, jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+
+
+@jax.jit
+def _step(sampler, key, model, state):
+    """Take one step; compiled, so that it is traced once for all places that do."""
+    state, info = sampler.step(key, model, state)
+    return state, check_info(info)
 
 
 @recipe
@@ -341,14 +344,6 @@ class _Chains:
             return self.sampler.init(jax.random.fold_in(key, 2**31 - 1), model, x)
 
         return each(one, (0, None, 0))(self._keys(x), self.model, x)
-
-    def move(self, states: Any, num_steps: Array | int, first: Array) -> Any:
-        """Take steps with all chains, beginning with number `first`."""
-
-        def one(key, state):
-            return self._move(key, state, num_steps, first)[0]
-
-        return each(one)(self._keys(states), states)
 
     def observe(
         self,
@@ -417,36 +412,44 @@ def _continue(chains, observer, states, step):
 
 def _advance(chains, observer, counts, now, limit):
     """Take at most `limit` steps of the warm-up, or make at most so many draws."""
+    observe = _observe if is_eager((chains, now)) else _observe_static
     if limit is None:
-        observe = _observe if is_eager((chains, now)) else _observe_static
-        return observe(chains, observer, now, counts.warmup, counts.draws, counts.thin)
+        warm = _warmed(partial(observe, chains, observer), now, counts.warmup)
+        return observe(chains, observer, warm, counts.draws, counts.thin)
     left = 0 if int(now.made) else counts.warmup - int(now.step)
     if left > 0:
-        return _observe(chains, observer, now, min(limit, left), 0, counts.thin)
+        return _warmed(partial(observe, chains, observer), now, min(limit, left))
     draws = min(limit, int(counts.total) - int(now.made))
-    return _observe(chains, observer, now, 0, draws, counts.thin)
+    return observe(chains, observer, now, draws, counts.thin)
 
 
-def _observed(chains, observer, now, num_warmup, num_draws, thin):
-    """Take `num_warmup` steps and then make `num_draws` draws `thin` steps apart."""
-    warm = chains.move(now.states, num_warmup, now.step)
-    first_step = now.step + num_warmup
+def _warmed(observe, now, num_steps):
+    """Take steps of the warm-up: those of one draw, which is not remembered."""
+    if not num_steps:
+        return now
+    moved = observe(now, 1, num_steps)
+    return now._replace(states=moved.states, step=moved.step)
+
+
+def _observed(chains, observer, now, num_draws, thin):
+    """Make `num_draws` draws, each after `thin` steps."""
 
     def draw(number, carry):
         states, memory = carry
-        first = first_step + number * thin
+        first = now.step + number * thin
         number = now.made + number
         return chains.observe(observer, states, memory, first, thin, number)
 
-    states, memory = jax.lax.fori_loop(0, num_draws, draw, (warm, now.memory))
-    step = first_step + num_draws * thin
+    start = (now.states, now.memory)
+    states, memory = jax.lax.fori_loop(0, num_draws, draw, start)
+    step = now.step + num_draws * thin
     return _Run(states, step, now.made + num_draws, now.made, memory)
 
 
 # Traced counts make a run and its pieces one program, equal to the bit. Inside of a
 # user's trace counts are static, as derivatives in reverse mode require.
 _observe = jax.jit(_observed)
-_observe_static = jax.jit(_observed, static_argnums=(3, 4, 5))
+_observe_static = jax.jit(_observed, static_argnums=(3, 4))
 
 
 def _room(num_draws):
