@@ -83,7 +83,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     rows = (np.random.default_rng(0).random((2000, SIZE)) < 0.3).astype(np.float32)
     params = ising.from_matrix(np.diag(np.full(SIZE, 0.8)))
     few, base = rows[:100], Bernoulli(SIZE)
-    model: Any = (key, ising.energy, params)
+    energy = ising.energy
     sweep = HeatBath()
     steps: dict[str, Any] = {"num_steps": 100}
     draws: dict[str, Any] = {"num_draws": 100}
@@ -92,14 +92,22 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         return fit(key, MPF(ising.energy), params, rows, **others)
 
     def sampled(**others):
-        return sample(*model, few, sampler=sweep, **(draws | others))
+        return sample(key, energy, params, few, sampler=sweep, **(draws | others))
 
     def averaged(**others):
         options: Any = {"statistic": jnp.sum} | draws | others
-        return sample_mean(*model, few, sampler=sweep, **options)
+        return sample_mean(key, energy, params, few, sampler=sweep, **options)
 
     def annealed(**others):
-        return ais(*model, base, sampler=sweep, num_particles=100, **(steps | others))
+        return ais(
+            key,
+            energy,
+            params,
+            base,
+            sampler=sweep,
+            num_particles=100,
+            **(steps | others),
+        )
 
     def hamiltonian(**others):
         args: Any = (key, laplace, 2.0, Gaussian(36))
@@ -107,7 +115,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         return ais(*args, sampler=HMC(0.2), num_particles=200, **options)
 
     def bracketed(**others):
-        return sandwich(*model, base, few, sampler=sweep, **(steps | others))
+        return sandwich(
+            key, energy, params, base, few, sampler=sweep, **(steps | others)
+        )
 
     return {
         "fit": (fitted, {"num_rounds": 2, "steps_per_round": 100}),
