@@ -33,14 +33,13 @@ from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.course import Course, Particles
 from probjax.annealing.path import Geometric, Path
-from probjax.annealing.pilot import Pilot
+from probjax.annealing.pilot import Adaptation, Pilot
 from probjax.annealing.plan import Plan
 from probjax.annealing.planning import (
     LEAST_PARTICLES,
     advanced,
     drawn,
     make_plan,
-    shared_adaptation,
     started,
 )
 from probjax.devices import check_even
@@ -229,13 +228,16 @@ class Settings(NamedTuple):
 
     def course(self, plan: Plan, backwards: bool = False) -> Course:
         """Return all of the run except its particles."""
-        adaptation = shared_adaptation(
-            self.bridge,
-            self.pilot,
-            num_particles=self.num_particles,
-            num_steps=self.num_steps,
-            betas=self.betas,
+        is_like_its_pilot = (
+            self.num_particles >= LEAST_PARTICLES
+            and self.num_steps > 1
+            and self.betas is None
+            and self.resample_below is None
         )
+        adaptation = None
+        if self.pilot is not None and is_like_its_pilot:
+            # Not active, but it makes the run and its pilot the same program.
+            adaptation = Adaptation(self.pilot, self.bridge.sampler, 1, active=False)
         return Course(self.bridge, plan, adaptation, self.resample_below, backwards)
 
 

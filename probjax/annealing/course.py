@@ -174,8 +174,6 @@ class Course:
             )
 
         few = 1 / jnp.sum(weights**2) < count * jnp.asarray(self.resample_below)
-        if self.adaptation is not None:
-            few = few & ~jnp.asarray(self.adaptation.active)
         return jax.lax.cond(few & jnp.isfinite(total), resample, lambda: particles)
 
 

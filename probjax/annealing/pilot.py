@@ -80,7 +80,7 @@ class Tuning(NamedTuple):
     """Logarithm of the step size; None if it is not adapted."""
     metric: Array | None
     """Metric since the last knot; None for the sampler's own."""
-    total_log_step: Scalar | None
+    total_log_step: Any
     """Sum of `log_step` over the steps since the last knot."""
     scatter: Float[Array, " 2"]
     """Sum of the spreads of E_0 - E_1 since then, and the number of its terms."""
@@ -147,21 +147,22 @@ class Adaptation:
         self, tuning: Tuning, info: Info, increment: Array, here: Scalar, there: Scalar
     ) -> Tuning:
         """Return the settings after a step of all particles from `here` to `there`."""
+        # Without the metric, which would be copied in every step.
+        before = tuning._replace(metric=None)
 
         def adapt():
-            new = tuning
-            if tuning.log_step is not None and tuning.total_log_step is not None:
-                accepted = info.acceptance.mean()
-                log_step = nearer(tuning.log_step, accepted, self.target)
-                total = tuning.total_log_step + log_step
-                new = new._replace(log_step=log_step, total_log_step=total)
             away = _centred(increment / (there - here), self.num_groups)
             away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
             # Steps that rounding has left without a width carry no information.
             seen = jnp.where(there > here, jnp.stack([away, jnp.ones_like(away)]), 0)
-            return new._replace(scatter=tuning.scatter + seen.astype(here.dtype))
+            scatter = before.scatter + seen.astype(here.dtype)
+            if before.log_step is None:
+                return before._replace(scatter=scatter)
+            log_step = nearer(before.log_step, info.acceptance.mean(), self.target)
+            return Tuning(log_step, None, before.total_log_step + log_step, scatter)
 
-        return jax.lax.cond(self.active, adapt, lambda: tuning)
+        after = jax.lax.cond(self.active, adapt, lambda: before)
+        return after._replace(metric=tuning.metric)
 
     def found(self, tuning: Tuning, beta: Scalar, num_steps: Array) -> Found:
         """Return what was seen in a knot of `num_steps` steps about `beta`."""

@@ -71,21 +71,6 @@ def make_plan(
     return plan._replace(num_steps=count)
 
 
-def shared_adaptation(
-    bridge: Bridge,
-    pilot: Pilot | None,
-    *,
-    num_particles: int,
-    num_steps: int,
-    betas: Array | None,
-) -> Adaptation | None:
-    """Return what makes a run the same program as its pilot; None if it cannot be."""
-    like = num_particles >= LEAST_PARTICLES and num_steps > 1 and betas is None
-    if pilot is None or not like:
-        return None
-    return Adaptation(pilot, bridge.sampler, 1, active=False)
-
-
 def _explored(key, bridge, adaptation, num_steps, num_particles):
     """Return what a pilot run of at least `num_steps` steps sees at its knots."""
     start_keys, keys = (
