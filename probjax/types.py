@@ -142,9 +142,34 @@ def recipe(cls: Class) -> Class:
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     _check_fields(cls, fields)
     cls._is_recipe = True
+    _register(cls, fields)
+    return cls
+
+
+def _register(cls, fields):
+    """Make a class a pytree.
+
+    Not by `jax.tree_util.register_dataclass`: by jaxlib 0.10 the structures of two such
+    classes compare equal if their fields do, so that jit may run the program of one for
+    the other.
+    """
     meta = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if not field.metadata.get("static")]
-    return jax.tree_util.register_dataclass(cls, data, meta)
+    names = [jax.tree_util.GetAttrKey(name) for name in data]
+
+    def flatten(self):
+        values = vars(self)
+        return [values[name] for name in data], tuple(values[name] for name in meta)
+
+    def flatten_with_keys(self):
+        leaves, static = flatten(self)
+        return list(zip(names, leaves, strict=True)), static
+
+    def unflatten(static, leaves):
+        fields = zip([*data, *meta], [*leaves, *static], strict=True)
+        return cls(**dict(fields))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def _hide_inherited(cls):
@@ -289,7 +314,8 @@ def as_array(values: ArrayLike, dtype: Any = None) -> Array:
     >>> as_array([1, 2]).tolist()
     [1, 2]
     """
-    if isinstance(values, jax.Array) and dtype in (None, values.dtype):
+    # Not by `in`: None equals the dtype float64.
+    if isinstance(values, jax.Array) and (dtype is None or dtype == values.dtype):
         return values
     if is_concrete(values) and is_on_host(values):
         return jax.device_put(np.asarray(values, dtype))

@@ -76,3 +76,7 @@ def test_arrays_are_left_alone():
 
 def test_lists_of_traced_numbers_become_arrays():
     np.testing.assert_array_equal(jax.jit(lambda a: as_array([a, 2 * a]))(3.0), [3, 6])
+
+
+def test_whole_numbers_become_wide_floats(x64):
+    assert floating(as_array(np.uint8([0, 1]))).dtype == np.float64

@@ -2,6 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from probjax import L1, L2
+from probjax.samplers import SwendsenWang, Wolff
 from probjax.types import closed_form, closed_forms, float_dtype, recipe, static
 
 
@@ -61,3 +63,27 @@ def test_unknown_closed_forms_are_refused():
 def test_float_dtype_ignores_integers():
     assert float_dtype((jnp.ones(1, jnp.float16), jnp.ones(1, int))) == jnp.float16
     assert float_dtype(()) == jnp.float32
+
+
+def test_recipes_of_other_classes_are_other_structures():
+    """Or jit might run the program of one for the other."""
+
+    def structure(knobs):
+        return jax.tree.structure(knobs)
+
+    @recipe
+    class Twin:
+        step: float
+        extra: tuple = ()
+        count: int = static(default=1)
+
+    assert structure(Knobs(1.0)) == structure(Knobs(2.0))
+    assert structure(Knobs(1.0)) != structure(Knobs(1.0, count=2))
+    assert structure(Knobs(1.0)) != structure(Twin(1.0))
+    assert structure(L1(1.0)) != structure(L2(1.0))
+    assert structure(SwendsenWang()) != structure(Wolff())
+
+
+def test_paths_to_the_leaves_of_a_recipe_are_its_fields():
+    leaves, _ = jax.tree_util.tree_flatten_with_path(Knobs(1.0, (2.0,)))
+    assert [jax.tree_util.keystr(path) for path, _ in leaves] == [".step", ".extra[0]"]
