@@ -1,14 +1,14 @@
 """Targets of known log Z, asymmetric, and the test of a mean weight."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from small_models import random_ising
+from small_models import all_states, log_probs_of, random_ising
 
 from probjax import rbm
 from probjax.annealing import Gaussian
+from probjax.types import as_array
 
-GAUSSIAN = Gaussian(2, jnp.array([0.4, -0.3]), jnp.array([1.3, 0.8]))
+GAUSSIAN = Gaussian(2, as_array(np.array([0.4, -0.3])), as_array(np.array([1.3, 0.8])))
 
 
 def crooked(params, x):
@@ -26,14 +26,34 @@ def crooked_log_z(params):
     return np.log(first * second)
 
 
-PARAMS = (jnp.asarray(0.8), jnp.asarray(0.5))
+PARAMS = (as_array(0.8), as_array(0.5))
 SPINS = random_ising(3, 4)
-MACHINE = rbm.init(jax.random.key(2), 6, 3, scale=1.0)._replace(
-    visible_bias=jnp.linspace(1, -2, 6), hidden_bias=jnp.array([-1.0, 0.5, 1.0])
+MACHINE = rbm.Params(
+    as_array(np.random.default_rng(2).normal(size=(6, 3))),
+    as_array(np.linspace(1, -2, 6)),
+    as_array(np.array([-1.0, 0.5, 1.0])),
 )
 UNCOUPLED = rbm.Params(
-    jnp.zeros((6, 3)), jnp.linspace(-1, 1, 6), jnp.array([0.3, 0.0, -0.7])
+    as_array(np.zeros((6, 3))),
+    as_array(np.linspace(-1, 1, 6)),
+    as_array(np.array([0.3, 0.0, -0.7])),
 )
+
+
+def spins_log_z(params):
+    """Of an Ising model, whose first state has no energy."""
+    return -log_probs_of(params)[0]
+
+
+def machine_draws(seed, params, num_rows):
+    """Exact draws of a machine, and its log Z, by enumeration."""
+    weight, visible, hidden = (np.asarray(leaf, float) for leaf in params)
+    x = all_states(len(visible))
+    minus_energy = x @ visible + np.logaddexp(0, x @ weight + hidden).sum(1)
+    log_z = np.logaddexp.reduce(minus_energy)
+    generator, chances = np.random.default_rng(seed), np.exp(minus_energy - log_z)
+    chosen = generator.choice(len(x), size=num_rows, p=chances)
+    return x[chosen].astype(np.float32), log_z
 
 
 def assert_mean_is(log_weights, log_z, most=4):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampler_checks import assert_drawn_from, codes
-from small_models import random_ising
+from small_models import all_states, log_probs_of, matrix_of, random_ising
 
 from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
+from probjax.random import keys_of
 from probjax.samplers import cluster, tempering
 from probjax.types import Info, recipe
 
@@ -28,14 +29,16 @@ def name(sampler):
 
 def probabilities(params, betas):
     """p(x) on every rung, `(rung, state)`."""
-    scaled = [jax.tree.map(lambda leaf, b=b: b * leaf, params) for b in betas]
-    size = len(params.bias)
-    return np.exp([exact.log_probs(ising.energy, each, size) for each in scaled])
+    scaled = [
+        jax.tree.map(lambda leaf, b=b: b * np.asarray(leaf, float), params)
+        for b in betas
+    ]
+    return np.exp([log_probs_of(each) for each in scaled])
 
 
 def energies(params):
-    states = exact.states(len(params.bias))
-    return np.asarray(jax.vmap(ising.energy, (None, 0))(params, states))
+    x = all_states(len(params.bias))
+    return np.sum(x @ matrix_of(params) * x, axis=1)
 
 
 class Where(NamedTuple):
@@ -75,11 +78,11 @@ def swap_matrix(betas, energy, odd):
     joint = np.array(list(product(range(count), repeat=rungs)))
     swaps = np.array(list(product([False, True], repeat=rungs - 1)))
     tried = tempering.tried_pairs(rungs, odd)
-    chances = jax.vmap(tempering.swap_chances, (None, 0))(betas, energy[joint])
+    chances = jax.jit(jax.vmap(tempering.swap_chances, (None, 0)))(betas, energy[joint])
     chances = np.where(tried, chances, 0)[:, None]
     shares = np.where(swaps, chances, 1 - chances).prod(2)
     orders = np.zeros((len(swaps), rungs), int)
-    orders[:] = jax.vmap(tempering.swapped)(swaps)
+    orders[:] = jax.jit(jax.vmap(tempering.swapped))(swaps)
     # Neighbouring pairs never swap both, and what has no share leads anywhere.
     orders[shares.max(0) == 0] = 0
     there = joint[:, orders] @ count ** np.arange(rungs)[::-1]
@@ -94,30 +97,32 @@ LADDERS = {"three": (2, [1.0, 0.7, 0.2]), "four": (1, [1.0, 0.8, 0.5, 0.1])}
 @pytest.mark.parametrize("ladder", LADDERS)
 def test_swaps_leave_the_product_of_all_rungs_unchanged(ladder, x64, key):
     size, betas = LADDERS[ladder]
-    params = jax.tree.map(lambda leaf: leaf.astype(float), random_ising(0, size, 2.0))
+    params = random_ising(0, size, 2.0)
     rungs, count = len(betas), 40_000
     together = np.ones(1)
     for p in probabilities(params, betas):
         together = np.kron(together, p)
-    sampler = tempering.Tempered(Still(), jnp.array(betas))
+    sampler = tempering.Tempered(Still(), np.array(betas))
     model = potential(ising.energy, params)
     step = jax.jit(jax.vmap(sampler.step, (0, None, None)))
     # States that differ from rung to rung, the likelier ones first: chances below 1.
     numbers = np.argsort(energies(params))[np.arange(rungs) % 2**size]
-    x = exact.states(size)[numbers]
+    x = all_states(size)[numbers].astype(float)
     for odd in (False, True):
-        matrix = swap_matrix(jnp.array(betas), energies(params), odd)
+        matrix = swap_matrix(np.array(betas), energies(params), odd)
         np.testing.assert_allclose(matrix.sum(1), 1, rtol=1e-12)
         np.testing.assert_allclose(together @ matrix, together, rtol=1e-12)
         assert np.trace(matrix) < len(matrix)
 
-        state = tempering.TemperedState(x[0], Where(x), jnp.array(odd))
-        after, info = step(jax.random.split(key, count), model, state)
+        state = tempering.TemperedState(x[0], Where(x), np.array(odd))
+        after, info = step(keys_of(key, count), model, state)
+        after = jax.tree.map(np.asarray, after)
         found = codes(after.replicas.x.reshape(count, -1))
         found = np.bincount(found, minlength=len(matrix)) / count
         assert_drawn_from(found, matrix[codes(x.reshape(-1))], count)
         np.testing.assert_array_equal(after.x, after.replicas.x[:, 0])
-        np.testing.assert_array_equal(info.tried[0], np.arange(rungs - 1) % 2 == odd)
+        tried = np.asarray(info.tried)[0]
+        np.testing.assert_array_equal(tried, np.arange(rungs - 1) % 2 == odd)
         assert np.all(after.odd != odd)
 
 
@@ -128,11 +133,12 @@ def test_rungs_are_drawn_at_their_temperatures_and_swap_at_the_exact_rates(betas
         key,
         ising.energy,
         params,
-        jnp.zeros((chains, 3)),
+        np.zeros((chains, 3)),
         sampler=tempering.Tempered(Perfect(), betas),
         num_draws=3,
         thin=3,
     )
+    draws = jax.tree.map(np.asarray, draws)
     p, energy = probabilities(params, betas), energies(params)
     for rung, exactly in enumerate(p):
         numbers = codes(draws.state.replicas.x[:, rung])
@@ -146,7 +152,7 @@ def test_rungs_are_drawn_at_their_temperatures_and_swap_at_the_exact_rates(betas
     error = by_chain.std(0) / np.sqrt(chains)
     rates = tempering.swap_rates(draws.info)
     assert rates.shape == (len(betas) - 1,)
-    assert np.all(np.abs(rates - expected) < 5 * error)
+    assert np.all(np.abs(np.asarray(rates) - expected) < 5 * error)
     assert np.all((expected > 0.1) & (expected < 0.95) & (error < 0.01))
 
 
@@ -157,16 +163,17 @@ def test_every_sampler_may_be_tempered(inner, key):
         key,
         ising.energy,
         params,
-        jnp.zeros((chains, 4)),
-        sampler=tempering.Tempered(inner, jnp.array([1.0, 0.5, 0.2])),
+        np.zeros((chains, 4)),
+        sampler=tempering.Tempered(inner, np.array([1.0, 0.5, 0.2])),
         num_draws=1,
         thin=30,
     )
-    found = np.bincount(codes(draws.x[:, 0]), minlength=16) / chains
+    found = np.bincount(codes(np.asarray(draws.x)[:, 0]), minlength=16) / chains
     assert_drawn_from(found, probabilities(params, [1.0])[0], chains)
     # What a sampler keeps of its state has been swapped with it.
     replicas, model = draws.state.replicas, potential(ising.energy, params)
-    fresh = jax.vmap(jax.vmap(lambda x: inner.init(key, model, x)))(replicas.x)
+    fresh = jax.vmap(jax.vmap(lambda x: inner.init(key, model, x)))
+    fresh = jax.jit(fresh)(replicas.x)
     chex.assert_trees_all_close(replicas, fresh, atol=1e-4)
 
 
@@ -174,7 +181,7 @@ def test_tempering_weighs_two_deep_modes_that_a_heat_bath_alone_does_not_leave(k
     size, chains = 10, 1000
     upper = np.triu(np.random.default_rng(0).normal(0.5, 0.05, (size, size)), 1)
     params = ising.from_spins(upper + upper.T, np.full(size, 0.05))
-    truth = probabilities(params, [1.0])[0] @ (exact.states(size).mean(1) > 0.5)
+    truth = probabilities(params, [1.0])[0] @ (all_states(size).mean(1) > 0.5)
     assert 0.6 < truth < 0.8
 
     def run(sampler):
@@ -182,21 +189,21 @@ def test_tempering_weighs_two_deep_modes_that_a_heat_bath_alone_does_not_leave(k
             key,
             ising.energy,
             params,
-            jnp.zeros((chains, size)),
+            np.zeros((chains, size)),
             sampler=sampler,
             num_draws=1,
             thin=200,
         )
-        return (draws.x > 0.5).mean(-1).round().mean(), draws.info
+        return (np.asarray(draws.x) > 0.5).mean(-1).round().mean(), draws.info
 
-    share, info = run(tempering.Tempered(samplers.HeatBath(), 0.65 ** jnp.arange(6)))
+    share, info = run(tempering.Tempered(samplers.HeatBath(), 0.65 ** np.arange(6)))
     assert_drawn_from(share, truth, chains)
     assert np.all(tempering.swap_rates(info) > 0.2)
     assert run(samplers.HeatBath())[0] == 0
 
 
 def test_ladders_of_one_length_are_one_program_and_may_be_mapped_over(key):
-    params, x, traces = random_ising(1, 4), jnp.zeros(4), []
+    params, x, traces = random_ising(1, 4), np.zeros(4, np.float32), []
 
     @jax.jit
     def step(betas, params):
@@ -205,11 +212,11 @@ def test_ladders_of_one_length_are_one_program_and_may_be_mapped_over(key):
         model = potential(ising.energy, params)
         return sampler.step(key, model, sampler.init(key, model, x))
 
-    ladders = jnp.array([[1.0, 0.5, 0.2], [1.0, 0.1, 0.05]])
+    ladders = np.array([[1.0, 0.5, 0.2], [1.0, 0.1, 0.05]], np.float32)
     alone = [step(betas, params) for betas in ladders]
     assert len(traces) == 1
     together = jax.vmap(step, (0, None))(ladders, params)
-    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
     chex.assert_trees_all_close(together, expected, rtol=1e-5)
     assert not np.allclose(*together[1].swap)
 
@@ -239,7 +246,7 @@ def test_ladders_that_do_not_fall_from_one_are_refused(betas, key):
             key,
             ising.energy,
             random_ising(0, 3),
-            jnp.zeros((1, 3)),
+            np.zeros((1, 3)),
             sampler=sampler,
             num_draws=1,
         )
