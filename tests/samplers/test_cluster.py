@@ -148,6 +148,7 @@ def agreement_and_magnetisation(x):
     return (spins[FIRST] * spins[SECOND]).mean(), spins.mean()
 
 
+@pytest.mark.statistics
 def test_critical_lattice_has_its_exact_energy_from_an_ordered_start(key):
     # Of spins that are coupled by 0.44 to four others, in a field of 0.002.
     bias, coupling = np.full(64, 8 * 0.44 - 2 * 0.002), np.full(len(LATTICE), -2 * 0.44)
