@@ -1,5 +1,6 @@
+from functools import partial
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,35 +8,44 @@ import scipy.stats
 from probjax import random
 
 SHAPES = [(), (1,), (36,), (5, 7)]
+normal = jax.jit(random.normal, static_argnums=(1, 2))
 
 
 @pytest.fixture
 def keys(key):
-    return jax.random.split(key, 50)
+    return random.keys_of(key, 50)
+
+
+def drawn(draw, shape):
+    """One program for the numbers of one key and of many."""
+    return jax.jit(lambda key, keys: (draw(key, shape), each(draw, keys, shape)))
+
+
+def each(draw, keys, shape):
+    return jax.vmap(draw, (0, None))(keys, shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bits_are_those_of_jax(shape, key, keys):
-    for draw in (random.uniform, jax.vmap(random.uniform, (0, None))):
-        theirs = jax.random.uniform
-        if draw is not random.uniform:
-            theirs = jax.vmap(theirs, (0, None))
-            key = keys
-        np.testing.assert_array_equal(draw(key, shape), theirs(key, shape))
+    ours = drawn(random.uniform, shape)(key, keys)
+    theirs = drawn(jax.random.uniform, shape)(key, keys)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_normals_come_in_any_shape_from_one_key_or_many(shape, keys):
-    many = jax.vmap(random.normal, (0, None))(keys, shape)
+def test_normals_come_in_any_shape_from_one_key_or_many(shape, key, keys):
+    one, many = drawn(random.normal, shape)(random.key_of(key, 3), keys)
     assert many.shape == (50, *shape)
     assert many.dtype == np.float32
-    one = random.normal(keys[3], shape)
-    np.testing.assert_allclose(many[3], one, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(many)[3], one, rtol=1e-6, atol=1e-7)
 
 
-def test_normals_are_normal_and_independent(key):
-    count = 4_000_000
-    draws = np.sort(np.asarray(random.normal(key, (count,)), np.float64))
+@pytest.mark.parametrize(
+    ("count", "furthest"),
+    [(400_000, 4.3), pytest.param(4_000_000, 4.9, marks=pytest.mark.statistics)],
+)
+def test_normals_are_normal_and_independent(count, furthest, key):
+    draws = np.sort(np.asarray(normal(key, (count,)), np.float64))
     ranks = (np.arange(count) + 0.5) / count
     gap = np.abs(scipy.stats.norm.cdf(draws) - ranks).max()
     assert gap < 1.9 / np.sqrt(count), "Kolmogorov and Smirnov: one key in 700"
@@ -43,8 +53,8 @@ def test_normals_are_normal_and_independent(key):
         values = draws**power
         away = (values.mean() - moment) / (values.std() / np.sqrt(count))
         assert abs(away) < 4, power
-    assert np.abs(draws).max() > 4.9, "tails"
-    pairs = np.asarray(random.normal(key, (2, count // 2)), np.float64)
+    assert np.abs(draws).max() > furthest, "tails"
+    pairs = np.asarray(normal(key, (2, count // 2)), np.float64)
     for first, second in (pairs, pairs**2, pairs**3):
         assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(count / 2)
 
@@ -58,34 +68,58 @@ def test_polynomials_are_a_sine_and_a_cosine():
         np.testing.assert_allclose(ours, truth, atol=6e-8)
 
 
+NUMBERS = 0, 1, 2**31 - 1
+
+
 def test_keys_are_those_of_jax(key):
-    for number in (0, 1, 2**31 - 1, jnp.asarray(7)):
-        np.testing.assert_array_equal(
-            jax.random.key_data(random.fold_in(key, number)),
-            jax.random.key_data(jax.random.fold_in(key, number)),
-        )
-    for ours, theirs in zip(
-        random.split(key, 3), jax.random.split(key, 3), strict=True
-    ):
-        assert ours == theirs
+    def words(fold_in, split, key, seven):
+        keys = [fold_in(key, number) for number in (*NUMBERS, seven)]
+        return [jax.random.key_data(key) for key in (*keys, *split(key, 3))]
+
+    both = random, jax.random
+    ours, theirs = jax.jit(
+        lambda *args: [words(library.fold_in, library.split, *args) for library in both]
+    )(key, 7)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_keys_by_numpy_are_those_of_jax(key):
+    @jax.jit
+    def theirs(key):
+        folded = [jax.random.fold_in(key, number) for number in NUMBERS]
+        return jax.tree.map(jax.random.key_data, (folded, jax.random.split(key, 3)))
+
+    folded, parts = theirs(key)
+    for number, words in zip(NUMBERS, folded, strict=True):
+        found = jax.random.key_data(random.key_of(key, number))
+        np.testing.assert_array_equal(found, words)
+    np.testing.assert_array_equal(jax.random.key_data(random.keys_of(key, 3)), parts)
+    for part, words in zip(random.parts_of(key, 3), np.asarray(parts), strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(part), words)
 
 
 def test_streams_are_others_and_as_good(key):
-    draws = np.stack([random.normal(key, (100_000,), stream=i) for i in range(4)])
-    np.testing.assert_array_equal(draws[0], random.normal(key, (100_000,)))
+    @partial(jax.jit, static_argnums=(1, 2))
+    def streams(key, count, kind):
+        draws = [random.normal(key, (count,), kind, stream=i) for i in range(4)]
+        return draws, random.normal(key, (count,), kind)
+
+    draws, plain = jax.tree.map(np.asarray, streams(key, 100_000, np.float32))
+    np.testing.assert_array_equal(draws[0], plain)
     assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 5 / np.sqrt(1e5)
-    assert np.abs(draws.mean(1)).max() < 5 / np.sqrt(1e5)
+    assert np.abs(np.mean(draws, axis=1)).max() < 5 / np.sqrt(1e5)
     with jax.enable_x64(True):
-        wide = [random.normal(key, (3,), float, stream=i) for i in range(2)]
+        wide, _ = jax.tree.map(np.asarray, streams(key, 3, np.float64))
     assert not np.any(wide[0] == wide[1])
 
 
 def test_other_keys_and_kinds_are_left_to_jax(key, x64):
-    np.testing.assert_array_equal(
-        random.normal(key, (4,), float), jax.random.normal(key, (4,), float)
-    )
-    other = jax.random.key(3, impl="rbg")
-    np.testing.assert_array_equal(
-        random.uniform(random.fold_in(other, 5), (4,), np.float32),
-        jax.random.uniform(jax.random.fold_in(other, 5), (4,), np.float32),
-    )
+    theirs = jax.jit(jax.random.normal, static_argnums=(1, 2))(key, (4,), float)
+    np.testing.assert_array_equal(normal(key, (4,), float), theirs)
+
+    @jax.jit
+    def drawn_twice(key):
+        ours = random.uniform(random.fold_in(key, 5), (4,), np.float32)
+        return ours, jax.random.uniform(jax.random.fold_in(key, 5), (4,), np.float32)
+
+    np.testing.assert_array_equal(*drawn_twice(jax.random.key(3, impl="rbg")))

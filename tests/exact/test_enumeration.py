@@ -4,9 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from probjax import Data, exact
 from probjax.exact import streaming
+from probjax.types import as_array
+
+entropy, kl = jax.jit(exact.entropy), jax.jit(exact.kl)
 
 
 def independent(bias, x):
@@ -21,13 +25,14 @@ def cubic(params, x):
 def cubic_params(size, dtype=float):
     rng = np.random.default_rng(size)
     coupling, bias = rng.normal(size=(size, size)), rng.normal(size=size)
-    return jnp.asarray(coupling, dtype), jnp.asarray(bias, dtype)
+    return as_array(coupling, dtype), as_array(bias, dtype)
 
 
 def table(energy, params, size, num_states):
     """Every state and its energy, by plain loops."""
     x = np.array(list(itertools.product(range(num_states), repeat=size)), float)
-    return x, np.array([float(energy(params, one)) for one in x])
+    evaluate = jax.jit(energy)
+    return x, np.array([float(evaluate(params, one)) for one in x])
 
 
 def half_forbidden(bias, x):
@@ -48,9 +53,9 @@ def test_states_count_with_site_zero_most_significant():
 
 
 def test_log_z_of_independent_units_is_a_product(x64):
-    bias = jnp.linspace(-3, 4, 15)
+    bias = np.linspace(-3, 4, 15)
     np.testing.assert_allclose(
-        exact.log_z(independent, bias, 15), jnp.logaddexp(0, -bias).sum(), rtol=1e-14
+        exact.log_z(independent, bias, 15), np.logaddexp(0, -bias).sum(), rtol=1e-14
     )
 
 
@@ -83,7 +88,7 @@ def test_blocks_and_the_whole_give_the_same_sums(x64, monkeypatch):
             return cubic(params, x)
 
         value = jax.value_and_grad(lambda p: exact.log_z(energy, p, 5, num_states=3))
-        return value(params), exact.log_probs(energy, params, 5, num_states=3)
+        return jax.jit(value)(params), exact.log_probs(energy, params, 5, num_states=3)
 
     assert streaming.BLOCK > 3**5
     jax.tree.map(
@@ -95,15 +100,15 @@ def test_blocks_and_the_whole_give_the_same_sums(x64, monkeypatch):
 
 def test_gradient_of_log_z_is_minus_the_mean_gradient_of_the_energy(x64):
     params = cubic_params(13)
-    gradient = jax.grad(lambda p: exact.log_z(cubic, p, 13))(params)
-    second, third = exact.moments(cubic, params, 13).second, _third_moment(params)
+    gradient = jax.jit(jax.grad(lambda p: exact.log_z(cubic, p, 13)))(params)
+    second = np.asarray(exact.moments(cubic, params, 13).second)
     np.testing.assert_allclose(gradient[0], -second, atol=1e-12)
-    expected = -jnp.diag(second).at[0].add(third)
+    expected = -np.diag(second) - (np.arange(13) == 0) * _third_moment(params)
     np.testing.assert_allclose(gradient[1], expected, atol=1e-12)
 
 
 def _third_moment(params):
-    return exact.expectation(cubic, first_three, params, 13)
+    return np.asarray(exact.expectation(cubic, first_three, params, 13))
 
 
 def first_three(x):
@@ -115,27 +120,28 @@ def identity(x):
 
 
 def test_gradient_of_an_expectation_is_minus_a_covariance(x64):
-    bias = jnp.linspace(-2, 2, 14)
+    bias = np.linspace(-2, 2, 14)
     jacobian = jax.jacobian(lambda b: exact.expectation(independent, identity, b, 14))
-    p = jax.nn.sigmoid(-bias)
-    np.testing.assert_allclose(jacobian(bias), -jnp.diag(p * (1 - p)), atol=1e-13)
+    p = scipy.special.expit(-bias)
+    np.testing.assert_allclose(
+        jax.jit(jacobian)(bias), -np.diag(p * (1 - p)), atol=1e-13
+    )
 
 
 def test_hessian_of_log_z_is_the_covariance(x64):
-    bias = jnp.linspace(-2, 2, 5)
-    hessian = jax.hessian(lambda b: exact.log_z(independent, b, 5))(bias)
-    p = jax.nn.sigmoid(-bias)
-    np.testing.assert_allclose(hessian, jnp.diag(p * (1 - p)), atol=1e-13)
+    bias = np.linspace(-2, 2, 5)
+    hessian = jax.jit(jax.hessian(lambda b: exact.log_z(independent, b, 5)))(bias)
+    p = scipy.special.expit(-bias)
+    np.testing.assert_allclose(hessian, np.diag(p * (1 - p)), atol=1e-13)
 
 
 def test_blocks_without_probability_leave_gradients_finite():
-    bias = jnp.linspace(-1, 1, 14)
-    value, gradient = jax.value_and_grad(lambda b: exact.log_z(half_forbidden, b, 14))(
-        bias
-    )
-    expected = -bias[0] + jnp.logaddexp(0, -bias[1:]).sum()
+    bias = np.linspace(-1, 1, 14)
+    evaluate = jax.value_and_grad(lambda b: exact.log_z(half_forbidden, b, 14))
+    value, gradient = jax.jit(evaluate)(bias)
+    expected = -bias[0] + np.logaddexp(0, -bias[1:]).sum()
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-    p = jax.nn.sigmoid(-bias).at[0].set(1.0)
+    p = np.where(np.arange(14) == 0, 1, scipy.special.expit(-bias))
     np.testing.assert_allclose(gradient, -p, atol=1e-5)
 
 
@@ -163,19 +169,19 @@ def test_new_parameters_are_not_compiled_again():
         exact.sample(jax.random.key(0), energy, bias, 4, num_draws=3)
         return len(traces)
 
-    assert run(jnp.zeros(4)) == run(jnp.ones(4))
+    assert run(np.zeros(4)) == run(np.ones(4))
 
 
 def test_works_inside_jit_and_vmap():
-    bias = jnp.linspace(-1, 1, 12).reshape(3, 4)
+    bias = np.linspace(-1, 1, 12).reshape(3, 4)
     found = jax.jit(jax.vmap(lambda b: exact.log_z(independent, b, 4)))(bias)
-    np.testing.assert_allclose(found, jnp.logaddexp(0, -bias).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(found, np.logaddexp(0, -bias).sum(1), rtol=1e-6)
 
 
 def test_memory_of_the_gradient_does_not_grow_with_the_space():
     def temporary_bytes(size):
         gradient = jax.jit(jax.grad(lambda b: exact.log_z(independent, b, size)))
-        compiled = gradient.lower(jnp.zeros(size)).compile()
+        compiled = gradient.lower(np.zeros(size, np.float32)).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     # Without recomputing blocks it would be eight times as much.
@@ -199,8 +205,8 @@ def test_draws_have_the_models_frequencies(key):
 
 
 def test_draws_of_rare_and_forbidden_states(key):
-    draws = exact.sample(key, half_forbidden, 20.0 * jnp.ones(5), 5, num_draws=1000)
-    np.testing.assert_array_equal(draws, jnp.zeros((1000, 5)).at[:, 0].set(1.0))
+    draws = exact.sample(key, half_forbidden, np.full(5, 20.0), 5, num_draws=1000)
+    np.testing.assert_array_equal(draws, np.tile([1, 0, 0, 0, 0], (1000, 1)))
 
 
 def test_entropy_and_kl_of_closed_forms(x64):
@@ -208,28 +214,30 @@ def test_entropy_and_kl_of_closed_forms(x64):
     p = 1 / (1 + np.exp(bias))
     log_p = exact.log_probs(independent, bias, 6)
     log_q = exact.log_probs(independent, np.zeros(6), 6)
-    entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)).sum()
-    np.testing.assert_allclose(exact.entropy(log_p), entropy, rtol=1e-13)
-    np.testing.assert_allclose(exact.kl(log_p, log_q), 6 * np.log(2) - entropy)
+    expected = -(p * np.log(p) + (1 - p) * np.log(1 - p)).sum()
+    np.testing.assert_allclose(entropy(log_p), expected, rtol=1e-13)
+    np.testing.assert_allclose(kl(log_p, log_q), 6 * np.log(2) - expected)
 
 
 def test_states_without_probability_count_nothing():
-    log_p = jnp.log(jnp.array([0.0, 0.5, 0.5, 0.0]))
-    log_q = jnp.log(jnp.array([0.0, 0.25, 0.5, 0.25]))
-    np.testing.assert_allclose(exact.entropy(log_p), np.log(2), rtol=1e-6)
-    np.testing.assert_allclose(exact.kl(log_p, log_q), 0.5 * np.log(2), rtol=1e-6)
-    assert exact.kl(log_q, log_p) == jnp.inf
-    assert jnp.isfinite(jax.jit(jax.grad(exact.entropy))(log_p)).all()
-    assert jnp.isfinite(jax.jit(jax.grad(exact.kl))(log_p, log_q)).all()
+    with np.errstate(divide="ignore"):
+        log_p = np.log(np.array([0.0, 0.5, 0.5, 0.0], np.float32))
+        log_q = np.log(np.array([0.0, 0.25, 0.5, 0.25], np.float32))
+    np.testing.assert_allclose(entropy(log_p), np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(kl(log_p, log_q), 0.5 * np.log(2), rtol=1e-6)
+    assert kl(log_q, log_p) == np.inf
+    assert np.isfinite(jax.jit(jax.grad(exact.entropy))(log_p)).all()
+    assert np.isfinite(jax.jit(jax.grad(exact.kl))(log_p, log_q)).all()
 
 
 def test_kl_of_near_tables_survives_float32():
-    bias = jnp.linspace(-2, 2, 12)
-    near = bias * 1.0001
-    single = exact.kl(*(exact.log_probs(independent, b, 12) for b in (bias, near)))
+    bias = np.linspace(-2, 2, 12)
+    bias = bias.astype(np.float32)
+    near = bias * np.float32(1.0001)
+    single = kl(*(exact.log_probs(independent, b, 12) for b in (bias, near)))
     with jax.enable_x64(True):
-        pair = (jnp.asarray(np.asarray(b), float) for b in (bias, near))
-        double = exact.kl(*(exact.log_probs(independent, b, 12) for b in pair))
+        pair = (b.astype(float) for b in (bias, near))
+        double = kl(*(exact.log_probs(independent, b, 12) for b in pair))
     np.testing.assert_allclose(single, double, rtol=0.02)
 
 
@@ -251,10 +259,10 @@ def test_kl_of_near_tables_survives_float32():
         (lambda: exact.states(3, start=5, count=4), "states 0 to 7, got start=5"),
         (lambda: exact.states(3, start=-1), "got start=-1"),
         (lambda: exact.log_z(lambda b, x: b * x, 1.0, 3), r"scalar .* shape \(3,\)"),
-        (lambda: exact.kl(jnp.zeros(2), jnp.zeros(4)), r"same states, .*\(2,\)"),
+        (lambda: exact.kl(np.zeros(2), np.zeros(4)), r"same states, .*\(2,\)"),
         (
             lambda: exact.sample(
-                jax.random.key(0), independent, jnp.zeros(2), 2, num_draws=0
+                jax.random.key(0), independent, np.zeros(2), 2, num_draws=0
             ),
             "num_draws must be at least 1, got 0",
         ),

@@ -4,10 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampler_checks import codes
-from small_models import plain_energy, random_ising
+from small_models import (
+    all_states,
+    log_probs_of,
+    matrix_of,
+    plain_energy,
+    random_ising,
+)
 
 from probjax import Potential, exact, ising, potential, samplers
+from probjax.random import keys_of
 from probjax.samplers import cluster
+from probjax.types import as_array
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))
 MODELS = {"all pairs": random_ising(0, 3), "ring": random_ising(1, 4, edges=RING)}
@@ -19,18 +27,23 @@ def name(sampler):
 
 
 def weighted(params, weight):
-    params = jax.tree.map(lambda leaf: leaf.astype(float), params)
-    return Potential((ising.energy,), (params,), jnp.array([weight], float))
+    params = jax.tree.map(lambda leaf: as_array(np.asarray(leaf, float)), params)
+    return Potential((ising.energy,), (params,), as_array([weight]))
+
+
+@jax.jit
+def bonds_and_energies(model, x):
+    return cluster.bonds(model), jax.vmap(model)(x)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_bonds_spell_the_weighted_energy_over_spins_and_a_ghost(model, x64):
     model = weighted(MODELS[model], 0.6)
-    graph = cluster.bonds(model)
-    x = exact.states(len(model.args[0].bias))
+    x = all_states(len(model.args[0].bias)).astype(float)
+    graph, energies = jax.tree.map(np.asarray, bonds_and_energies(model, x))
     spins = np.pad(2 * x - 1, ((0, 0), (1, 0)), constant_values=1)
-    agreement = spins[:, graph.first] * spins[:, graph.second] * graph.coupling[None]
-    constant = jax.vmap(model)(x) + agreement.sum(1)
+    agreement = spins[:, graph.first] * spins[:, graph.second] * graph.coupling
+    constant = energies + agreement.sum(1)
     np.testing.assert_allclose(constant, np.full(len(x), constant[0]), rtol=1e-12)
     assert agreement.shape[1] == len(model.args[0].coupling) + x.shape[1]
     assert np.all(agreement.min(1) < 0), "not frustrated: a state satisfies all bonds"
@@ -40,8 +53,8 @@ def test_bonds_spell_the_weighted_energy_over_spins_and_a_ghost(model, x64):
 def transitions(sampler, model):
     """The matrix, by enumeration of all bonds and of all coins or first spins."""
     graph = cluster.bonds(model)
-    x = exact.states(size := len(model.args[0].bias))
-    coins = exact.states(size + 1) == 1
+    x = all_states(size := len(model.args[0].bias)).astype(float)
+    coins = as_array(all_states(size + 1) == 1)
 
     def turns_of(active):
         labels = cluster.clusters(graph.first, graph.second, active, size + 1)
@@ -56,7 +69,7 @@ def transitions(sampler, model):
         shares = jnp.broadcast_to(weights[:, None], turns.shape[:2]) / turns.shape[1]
         return jnp.zeros(2**size).at[codes(there)].add(shares)
 
-    active = exact.states(len(graph.coupling)) == 1
+    active = as_array(all_states(len(graph.coupling)) == 1)
     turns = jax.vmap(turns_of)(active)
     return jax.vmap(row)(x)
 
@@ -73,19 +86,22 @@ def steps(sampler, model, keys, x):
 def test_flips_leave_the_model_unchanged_and_are_drawn_as_enumerated(
     sampler, model, x64, key
 ):
-    size, count = len(MODELS[model].bias), 40_000
+    size, count = len(MODELS[model].bias), 4_000
     starts = np.repeat([1, 3, 2**size - 2], count)
+    keys = keys_of(key, len(starts))
     for weight in (1.0, 0.6):
         chosen = weighted(MODELS[model], weight)
-        scaled = jax.tree.map(lambda leaf, w=weight: w * leaf, chosen.args[0])
-        p = np.exp(exact.log_probs(ising.energy, scaled, size))
+        scaled = jax.tree.map(
+            lambda leaf, w=weight: w * np.asarray(leaf), chosen.args[0]
+        )
+        p = np.exp(log_probs_of(scaled))
         matrix = np.asarray(transitions(sampler, chosen))
         np.testing.assert_allclose(matrix.sum(1), 1, rtol=1e-12)
         np.testing.assert_allclose(p @ matrix, p, rtol=1e-10)
         assert np.linalg.matrix_power(matrix, size).min() > 0, "not ergodic"
 
-        keys = jax.random.split(key, len(starts))
-        there = steps(sampler, chosen, keys, exact.states(size)[starts])
+        x = all_states(size)[starts].astype(float)
+        there = np.asarray(steps(sampler, chosen, keys, x))
         for start, numbers in zip(
             starts[::count], there.reshape(-1, count), strict=True
         ):
@@ -132,18 +148,19 @@ def agreement_and_magnetisation(x):
     return (spins[FIRST] * spins[SECOND]).mean(), spins.mean()
 
 
+@pytest.mark.statistics
 def test_critical_lattice_has_its_exact_energy_from_an_ordered_start(key):
-    coupling = np.zeros((64, 64))
-    coupling[FIRST, SECOND] = coupling[SECOND, FIRST] = 0.44
-    params = ising.from_spins(coupling, np.full(64, 0.002), edges=LATTICE)
-    moments = exact.lattice.moments(ising.coupling_matrix(params), SHAPE, periodic=True)
+    # Of spins that are coupled by 0.44 to four others, in a field of 0.002.
+    bias, coupling = np.full(64, 8 * 0.44 - 2 * 0.002), np.full(len(LATTICE), -2 * 0.44)
+    params = ising.Params(as_array(bias), as_array(coupling), LATTICE)
+    moments = exact.lattice.moments(matrix_of(params), SHAPE, periodic=True)
     mean, second = map(np.asarray, moments)
     pairs = 4 * second[FIRST, SECOND] - 2 * mean[FIRST] - 2 * mean[SECOND] + 1
     found = samplers.sample_mean(
         key,
         ising.energy,
         params,
-        jnp.zeros((100, 64)),
+        np.zeros((100, 64)),
         statistic=agreement_and_magnetisation,
         sampler=cluster.SwendsenWang(),
         num_draws=200,
@@ -156,12 +173,12 @@ def test_critical_lattice_has_its_exact_energy_from_an_ordered_start(key):
     np.testing.assert_array_equal(found.info.accept, 1)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=name)
 def test_a_step_keeps_the_kind_of_its_state(sampler, dtype, x64, key):
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), MODELS["ring"])
+    params = jax.tree.map(lambda leaf: as_array(leaf, dtype), MODELS["ring"])
     model = potential(ising.energy, params)
-    state = sampler.init(key, model, jnp.zeros(4, dtype))
+    state = sampler.init(key, model, as_array(np.zeros(4), dtype))
     after, info = jax.eval_shape(sampler.step, key, model, state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
     assert info.accept.dtype == dtype
@@ -169,7 +186,7 @@ def test_a_step_keeps_the_kind_of_its_state(sampler, dtype, x64, key):
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=name)
 def test_other_energies_and_states_are_refused(sampler, key):
-    params, x = MODELS["all pairs"], jnp.zeros((1, 3))
+    params, x = MODELS["all pairs"], np.zeros((1, 3))
     with pytest.raises(ValueError, match=f"{name(sampler)} is for ising.energy alone"):
         samplers.sample(key, plain_energy, params, x, sampler=sampler, num_draws=1)
     with pytest.raises(ValueError, match="0 and 1, got spins"):
