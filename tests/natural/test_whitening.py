@@ -127,7 +127,7 @@ def test_fits_in_white_parameters_come_to_the_same_minimum_sooner(key, x64):
     )
     assert white.converged
     chex.assert_trees_all_close(white.params, plain.params, atol=1e-5)
-    assert len(white.losses) < len(plain.losses), (len(white.losses), len(plain.losses))
+    assert len(white.losses) < len(plain.losses)
     drawn_rows = natural.fit_whitened(
         key,
         MPF(ising.energy),
