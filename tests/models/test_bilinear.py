@@ -115,7 +115,7 @@ def test_annealing_finds_the_likelihood_of_one_site(key):
 
 def test_draws_have_their_priors_and_noise(x64, key):
     params = model()
-    x, latents = bilinear.sample(key, params, num_draws=NUM)
+    x, latents = jax.jit(partial(bilinear.sample, num_draws=NUM))(key, params)
     chex.assert_shape([x, latents.c, latents.d], [(NUM, 3), (NUM, 2), (NUM, 2)])
     x, latents = jax.tree.map(np.asarray, (x, latents))
     basis, linear, modulation = map(np.asarray, params[:3])
@@ -133,12 +133,12 @@ def test_draws_have_their_priors_and_noise(x64, key):
 
 def test_prior_and_bounds_are_of_the_latents_in_their_order(key):
     params = model(signed=3, positive=2)
-    draw = bilinear.prior(params).sample(key)
+    draw = jax.jit(bilinear.prior(params).sample)(key)
     assert isinstance(draw, Latents)
     chex.assert_shape([draw.c, draw.d], [(3,), (2,)])
     lower = bilinear.bounds(params).lower
     np.testing.assert_array_equal(lower, [-np.inf] * 3 + [0] * 2)
-    data, _ = bilinear.sample(key, params, num_draws=2)
+    data, _ = jax.jit(partial(bilinear.sample, num_draws=2))(key, params)
     bounds = bilinear.bounds(params)
     flat = flat_of(draw)
     bounds.check(flat.size)
@@ -192,7 +192,8 @@ def test_canonical_forms_of_the_same_model_are_equal(x64):
 
 
 def test_the_chart_holds_the_noise(key):
-    params = bilinear.init(key, 3, 4, num_positive=2, noise=0.1)
+    init = partial(bilinear.init, size=3, num_coefficients=4, num_positive=2, noise=0.1)
+    params = jax.jit(init)(key)
     chex.assert_shape(params.linear, (4, 4))
     assert np.asarray(params.modulation).min() >= 0
     coordinates = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, params)
