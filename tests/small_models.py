@@ -59,6 +59,11 @@ def drawn_from(seed, params, num_rows):
     return all_states(len(params.bias))[chosen].astype(np.float32)
 
 
+def flat_of(tree):
+    """All numbers of a tree, in a vector of NumPy."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
 def plain_energy(params, x):
     """An Ising energy that says nothing of its closed forms."""
     return x @ ising.coupling_matrix(params) @ x

@@ -1,3 +1,5 @@
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import pytest
 
 from probjax import ConvergenceWarning, MaximumLikelihood, fit, potential
 from probjax.models import experts
-from probjax.types import closed_forms
+from probjax.types import as_array, closed_forms
 
 # Neither orthogonal nor of one length; strengths of which some have no mean.
 FILTERS = np.array([[1.5, 0.4], [-0.3, 0.8]])
@@ -17,11 +19,18 @@ ADAM = optax.adam(0.5)
 
 
 def model(strength, filters=FILTERS):
-    return experts.Params(jnp.asarray(filters), jnp.asarray(strength))
+    """Parameters in the precision of the test."""
+    return experts.Params(*(as_array(np.array(p, float)) for p in (filters, strength)))
 
 
+@partial(jax.jit, static_argnums=0)
 def energies(energy, params, x):
-    return jax.jit(jax.vmap(energy, (None, 0)))(params, jnp.asarray(x))
+    return jax.vmap(energy, (None, 0))(params, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def compiled(function, *args):
+    return function(*args)
 
 
 def stretched(far, count):
@@ -43,16 +52,18 @@ def stretched(far, count):
 def test_log_z_of_one_expert_is_that_of_quadrature(energy, log_z, strength, x64):
     params = model([strength], [[-0.7]])
     points, widths = stretched(60, 1_000_000)
-    total = np.exp(-energies(energy, params, points[:, None])) @ widths
-    np.testing.assert_allclose(log_z(params), np.log(total), rtol=0, atol=1e-8)
+    total = np.exp(-np.asarray(energies(energy, params, points[:, None]))) @ widths
+    found = compiled(log_z, params)
+    np.testing.assert_allclose(found, np.log(total), rtol=0, atol=1e-8)
 
 
 def test_log_z_of_two_student_t_experts_is_that_of_quadrature(x64):
     params = model([4.0, 5.5])
     edge = np.arange(-80, 80, 0.1)
     points = np.stack(np.meshgrid(edge, edge), -1).reshape(-1, 2)
-    total = np.exp(-energies(experts.student_t, params, points)).sum() * 0.1**2
-    expected = experts.student_t_log_z(params)
+    found = np.asarray(energies(experts.student_t, params, points))
+    total = np.exp(-found).sum() * 0.1**2
+    expected = compiled(experts.student_t_log_z, params)
     np.testing.assert_allclose(np.log(total), expected, rtol=0, atol=1e-8)
 
 
@@ -61,8 +72,9 @@ def test_log_z_of_two_laplace_experts_is_that_of_quadrature(x64):
     # The energy grows in proportion along a ray, where its integral is 1 / E^2.
     angles = 2 * np.pi * np.arange(200_000) / 200_000
     circle = np.stack([np.cos(angles), np.sin(angles)], 1)
-    total = 2 * np.pi * np.mean(1 / energies(experts.laplace, params, circle) ** 2)
-    expected = experts.laplace_log_z(params)
+    found = np.asarray(energies(experts.laplace, params, circle))
+    total = 2 * np.pi * np.mean(1 / found**2)
+    expected = compiled(experts.laplace_log_z, params)
     np.testing.assert_allclose(np.log(total), expected, rtol=0, atol=1e-8)
 
 
@@ -90,11 +102,12 @@ def test_draws_have_independent_responses_of_known_quantiles(
     sample, levels_of, x64, key
 ):
     params = model([0.8, 2.5])
-    draws = sample(key, params, num_draws=NUM)
+    draws = jax.jit(partial(sample, num_draws=NUM))(key, params)
     assert draws.shape == (NUM, 2)
     assert draws.dtype == jnp.float64
-    responses = draws @ params.filters.T
-    levels = np.asarray(jax.vmap(levels_of, (1, 0))(responses, params.strength))
+    responses = np.asarray(draws) @ FILTERS.T
+    of_experts = jax.jit(jax.vmap(levels_of, (1, 0)))
+    levels = np.asarray(of_experts(responses, params.strength))
     for each in levels:
         shares = (each[:, None] < LEVELS[None]).mean(0)
         noise = np.sqrt(LEVELS * (1 - LEVELS) / NUM)
@@ -106,11 +119,13 @@ def test_draws_have_independent_responses_of_known_quantiles(
 def test_energies_are_those_of_the_definition():
     params = model([0.8, 2.5, 0.1], [[1.5, 0.4], [-0.3, 0.8], [1.0, 1.0]])
     x = np.array([0.7, -1.3])
-    responses = np.asarray(params.filters) @ x
-    expected = params.strength @ np.log(1 + responses**2)
-    np.testing.assert_allclose(experts.student_t(params, x), expected, rtol=1e-6)
-    expected = params.strength @ np.abs(responses)
-    np.testing.assert_allclose(experts.laplace(params, x), expected, rtol=1e-6)
+    filters, strength = map(np.asarray, params)
+    responses = filters @ x
+    expected = strength @ np.log(1 + responses**2)
+    found = compiled(experts.student_t, params, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    found = compiled(experts.laplace, params, x)
+    np.testing.assert_allclose(found, strength @ np.abs(responses), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -122,22 +137,25 @@ def test_energies_are_those_of_the_definition():
     ids=["student_t", "laplace"],
 )
 def test_energies_and_log_z_have_the_right_derivatives(energy, log_z, x64):
-    x = jnp.array([0.7, -1.3])
+    x = np.array([0.7, -1.3])
 
+    @jax.jit
     def both(filters, strength, x):
         params = experts.Params(filters, strength)
         return energy(params, x) + 0.3 * log_z(params)
 
-    params = model([0.8, 2.5])
-    chex.assert_numerical_grads(both, (*params, x), order=1)
-    assert np.isfinite(jax.grad(energy, 1)(params, jnp.zeros(2))).all()
+    strength = np.array([0.8, 2.5])
+    chex.assert_numerical_grads(both, (FILTERS, strength, x), order=1)
+    slope = jax.jit(jax.grad(energy, 1))(experts.Params(FILTERS, strength), np.zeros(2))
+    assert np.isfinite(slope).all()
 
 
 def test_energies_grow_as_their_tails_should(x64):
     """A ray costs 2 lambda log r for every expert that responds along it."""
     params = model([0.8, 2.5])
-    ray = jnp.linalg.solve(params.filters, jnp.array([1.0, 0.0]))
-    rise = experts.student_t(params, 1e8 * ray) - experts.student_t(params, 1e6 * ray)
+    ray = np.linalg.solve(FILTERS, np.array([1.0, 0.0]))
+    rays = np.outer([1e6, 1e8], ray)
+    rise = np.diff(energies(experts.student_t, params, rays))[0]
     np.testing.assert_allclose(rise, 1.6 * np.log(100), rtol=1e-6)
 
 
@@ -173,10 +191,11 @@ def test_what_has_no_finite_integral_is_told_in_words(params, student, other):
 
 
 def test_log_z_is_infinite_where_there_is_no_finite_integral():
-    assert experts.student_t_log_z(model([0.5, 2.0])) == np.inf
-    assert experts.student_t_log_z(model([0.2, 2.0])) == np.inf
-    assert experts.laplace_log_z(model([-1.0, 2.0])) == np.inf
-    assert experts.laplace_log_z(model([1.0, 2.0], np.ones((2, 2)))) == np.inf
+    student, laplace = experts.student_t_log_z, experts.laplace_log_z
+    assert compiled(student, model([0.5, 2.0])) == np.inf
+    assert compiled(student, model([0.2, 2.0])) == np.inf
+    assert compiled(laplace, model([-1.0, 2.0])) == np.inf
+    assert compiled(laplace, model([1.0, 2.0], np.ones((2, 2)))) == np.inf
 
 
 def test_functions_may_be_traced(key):
@@ -188,20 +207,21 @@ def test_functions_may_be_traced(key):
         draws = experts.sample_student_t(key, params, num_draws=2)
         return draws, experts.student_t_log_z(params)
 
-    expected = (
-        experts.sample_student_t(key, params, num_draws=2),
-        experts.student_t_log_z(params),
-    )
-    chex.assert_trees_all_close(traced(params), expected, rtol=1e-4)
+    @jax.jit
+    def known():
+        draws = experts.sample_student_t(key, params, num_draws=2)
+        return draws, experts.student_t_log_z(params)
+
+    chex.assert_trees_all_close(traced(params), known(), rtol=1e-4)
 
 
 def test_started_models_can_be_normalised(key):
     for count in (None, 9):
-        params = experts.init(key, 5, count)
+        params = jax.jit(lambda key, n=count: experts.init(key, 5, n))(key)
         assert params.filters.shape == (count or 5, 5)
         assert experts.student_t_unnormalisable(params) == ""
         model = potential(experts.student_t, params)
-        assert jnp.isfinite(model(jnp.ones(5)))
+        assert np.isfinite(jax.jit(lambda x, of=model: of(x))(np.ones(5)))
 
 
 @pytest.mark.parametrize(
@@ -214,38 +234,43 @@ def test_started_models_can_be_normalised(key):
 )
 def test_canonical_forms_of_the_same_energy_are_equal(canonical, energy, x64):
     params = model([0.8, 2.5, 0.3], OVER + 0.3)
-    signs, order = jnp.array([-1.0, -1, 1]), jnp.array([2, 0, 1])
+    signs, order = np.array([-1.0, -1, 1]), [2, 0, 1]
     changed = experts.Params(
-        (params.filters * signs[:, None])[order], params.strength[order]
+        (np.asarray(params.filters) * signs[:, None])[order],
+        np.asarray(params.strength)[order],
     )
-    form = canonical(params)
-    chex.assert_trees_all_close(canonical(changed), form, rtol=1e-12)
-    chex.assert_trees_all_close(canonical(form), form, rtol=1e-12)
-    x = jnp.array([0.7, -1.3])
-    np.testing.assert_allclose(energy(form, x), energy(params, x), rtol=1e-12)
+    form = compiled(canonical, params)
+    chex.assert_trees_all_close(compiled(canonical, changed), form, rtol=1e-12)
+    chex.assert_trees_all_close(compiled(canonical, form), form, rtol=1e-12)
+    x = np.array([0.7, -1.3])
+    found, expected = (compiled(energy, each, x) for each in (form, params))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_strengths_of_laplace_experts_are_lengths_of_their_filters(x64):
     params = model([0.8, 2.5])
-    longer = experts.Params(params.filters / 3, 3 * params.strength)
-    form = experts.laplace_canonical(params)
+    longer = model([2.4, 7.5], FILTERS / 3)
+    canonical, log_z_of = experts.laplace_canonical, experts.laplace_log_z
+    form = compiled(canonical, params)
     np.testing.assert_array_equal(form.strength, 1)
-    chex.assert_trees_all_close(experts.laplace_canonical(longer), form, rtol=1e-12)
-    log_z = experts.laplace_log_z(params)
-    np.testing.assert_allclose(experts.laplace_log_z(form), log_z, rtol=1e-12)
+    chex.assert_trees_all_close(compiled(canonical, longer), form, rtol=1e-12)
+    log_z = compiled(log_z_of, params)
+    np.testing.assert_allclose(compiled(log_z_of, form), log_z, rtol=1e-12)
     chart = experts.laplace_chart(params)
-    moved = chart.inverse(jax.tree.map(lambda leaf: leaf + 1, params))
-    expected = params._replace(filters=params.filters + 1)
+    coordinates = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, params)
+    moved = jax.jit(chart.inverse)(coordinates)
+    expected = params._replace(filters=FILTERS + 1)
     chex.assert_trees_all_close(moved, expected)
 
 
 def test_a_fit_keeps_strengths_where_the_integral_is_finite(x64, key):
     objective = MaximumLikelihood(experts.student_t, log_z=experts.student_t_log_z)
-    truth = model([0.6], [[1.5]])
-    data = experts.sample_student_t(key, truth, num_draws=500)
+    # An expert of strength 0.6 and a filter of 1.5: 0.2 degrees of freedom.
+    draws = np.random.default_rng(0).standard_t(0.2, size=(500, 1))
+    data = draws / np.sqrt(0.2) / 1.5
     start = model([3.0], [[1.0]])
     chart = experts.student_t_chart(start)
-    back = chart.inverse(chart.forward(start))
+    back = jax.jit(lambda start: chart.inverse(chart.forward(start)))(start)
     chex.assert_trees_all_close(back, start, rtol=1e-12)
     options = dict(optimizer=ADAM, steps_per_round=100)
     # Steps this long lead a strength without a chart below 1/2, where Z is infinite.
@@ -253,10 +278,15 @@ def test_a_fit_keeps_strengths_where_the_integral_is_finite(x64, key):
         fit(key, objective, start, data, **options)
     found = fit(key, objective, start, data, chart=chart, **options)
     assert np.isfinite(found.losses).all()
-    assert 0.5 < found.params.strength[0] < 0.65
+    assert 0.5 < np.asarray(found.params.strength)[0] < 0.65
     low = model([0.4, 0.4, 0.4], OVER)
     chart = experts.student_t_chart(low)
-    far = chart.inverse(jax.tree.map(lambda leaf: leaf - 9, chart.forward(low)))
+
+    @jax.jit
+    def moved(low):
+        return chart.inverse(jax.tree.map(lambda leaf: leaf - 9, chart.forward(low)))
+
+    far = moved(low)
     np.testing.assert_allclose(far.strength, 0.4 * np.exp(-9))
 
 
@@ -273,9 +303,9 @@ def test_a_fit_keeps_strengths_where_the_integral_is_finite(x64, key):
         ),
         (lambda key, p: experts.init(key, 0), "size must be an integer of at least 1"),
         (lambda key, p: experts.init(key, 2, 0), "num_experts must be an integer"),
-        (lambda key, p: experts.laplace(p, jnp.zeros(3)), r"2 sites .* shape \(3,\)"),
+        (lambda key, p: experts.laplace(p, np.zeros(3)), r"2 sites .* shape \(3,\)"),
         (
-            lambda key, p: experts.student_t(p._replace(strength=1.0 * p[1][:1]), p[1]),
+            lambda key, p: experts.student_t(p._replace(strength=np.ones(1)), p[1]),
             r"a strength for each of 2 experts, got shape \(1,\)",
         ),
         (

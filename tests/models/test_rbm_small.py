@@ -19,6 +19,8 @@ from probjax import (
     rbm,
 )
 
+pytestmark = pytest.mark.statistics
+
 UNITS, ROWS, MACHINES = 10, 1000, 10
 ADAM = optax.adam(optax.cosine_decay_schedule(0.05, 200))
 NEWTON = {"steps_per_round": 100}
