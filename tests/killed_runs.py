@@ -20,8 +20,21 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
-from probjax import HMC, Checkpoint, Gaussian, PersistentMPF, Watch, ais, fit, storage
+from probjax import (
+    HMC,
+    MPF,
+    Checkpoint,
+    Gaussian,
+    PersistentMPF,
+    Watch,
+    ais,
+    fit,
+    ising,
+    storage,
+)
 
 
 def quartic(params, x):
@@ -56,7 +69,21 @@ def learn(callback, checkpoint):
     )
 
 
-JOBS = {"ais": anneal, "fit": learn}
+def descend(callback, checkpoint):
+    """A short run that compiles little."""
+    return fit(
+        jax.random.key(2),
+        MPF(ising.energy),
+        ising.Params(jnp.zeros(4), jnp.zeros(6)),
+        np.random.default_rng(0).integers(0, 2, (64, 4)),
+        optimizer=optax.adam(0.01),
+        batch_size=16,
+        steps_per_round=400,
+        watch=Watch(callback, every=4, checkpoint=checkpoint),
+    )
+
+
+JOBS = {"ais": anneal, "fit": learn, "short fit": descend}
 
 
 def begin(job, checkpoint, outcome):
@@ -85,9 +112,10 @@ def begin(job, checkpoint, outcome):
 def run(job, folder, kills):
     generator = random.Random(0)
     checkpoint, died = folder / f"{job}.npz", 0
-    for number in range(kills):
+    # The first of twenty dies before its first piece, the only one after some.
+    for number in range(kills, 0, -1):
         child, told = begin(job, checkpoint, folder / "killed")
-        pieces = generator.randrange(15) if number % 4 else 0
+        pieces = generator.randrange(1, 15) if number % 4 else 0
         for _ in range(pieces):
             os.read(told, 1)
         moment = generator.random()

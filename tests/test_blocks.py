@@ -41,7 +41,8 @@ from probjax.passes import _batches
 from probjax.rounds import Plan
 
 ADAM = optax.adam(0.02)
-SLOW = optax.sgd(optax.linear_schedule(0.1, 0.001, 1000))
+KEY = jax.random.key(0)
+SLOW = optax.sgd(optax.linear_schedule(0.1, 0.005, 300))
 
 
 def drawn(rows=300, size=5):
@@ -59,7 +60,7 @@ def packed(tmp_path, rows):
 
 def assert_same_fit(found, whole):
     assert len(found.losses) == len(whole.losses)
-    assert found.converged == whole.converged
+    assert bool(found.converged) == bool(whole.converged)
     np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-10)
     chex.assert_trees_all_close(found.params, whole.params, atol=1e-7)
 
@@ -84,7 +85,7 @@ def test_a_penalty_that_is_not_smooth_takes_the_same_way(x64, key, tmp_path):
     whole = fit(key, objective, start, rows, penalty=L1(0.02))
     found = fit(key, objective, start, source, penalty=L1(0.02))
     assert_same_fit(found, whole)
-    assert jnp.sum(found.params.coupling == 0) > 0
+    assert np.any(np.asarray(found.params.coupling) == 0)
 
 
 def test_weights_rest_stop_and_callback_are_those_of_rows_in_memory(x64, key):
@@ -108,7 +109,7 @@ def test_weights_rest_stop_and_callback_are_those_of_rows_in_memory(x64, key):
     assert [int(progress.step) for progress in told] == [2, 4, 5]
     mean, weight = blocks.moments(source)
     np.testing.assert_allclose(mean, np.average(x, 0, weights))
-    assert weight == weights.sum()
+    assert float(weight) == weights.sum()
 
 
 def test_particles_that_no_row_owns_are_carried_along(key):
@@ -117,7 +118,7 @@ def test_particles_that_no_row_owns_are_carried_along(key):
     options = dict(optimizer=ADAM, num_rounds=3, steps_per_round=1)
     found = fit(key, objective, random_ising(0, 5), source, **options)
     assert found.context.shared.x.shape == (50, 5)
-    assert found.context.shared.age > 0
+    assert int(found.context.shared.age) > 0
 
 
 def test_minibatches_of_blocks_lead_to_the_minimum(key):
@@ -125,13 +126,13 @@ def test_minibatches_of_blocks_lead_to_the_minimum(key):
     source = blocks.from_array(rows, rows_per_block=110)
     objective = PseudoLikelihood(ising.energy)
     best = fit(key, objective, start, rows)
-    options = dict(optimizer=ADAM, steps_per_round=1500, batch_size=25)
+    options = dict(optimizer=ADAM, steps_per_round=600, batch_size=25)
     found = fit(key, objective, start, source, **options)
-    assert len(found.losses) == 1500
+    assert len(found.losses) == 600
     assert not found.converged
-    settled = np.asarray(found.losses[-500:])
+    settled = np.asarray(found.losses)[-200:]
     spread = settled.std(ddof=1) / len(settled) ** 0.5
-    assert abs(settled.mean() - best.loss) < 5 * spread + 0.02
+    assert abs(settled.mean() - float(best.loss)) < 5 * spread + 0.02
 
 
 def test_passes_deal_every_row_once_and_no_pass_is_like_another(key):
@@ -180,10 +181,10 @@ def test_minibatches_of_short_and_weighted_blocks_have_the_mean_of_all(
     x = np.zeros((66, 2))
     x[64:] = 1.0
     weights = np.where(np.arange(66) < 33, 1.0, 3.0)
-    options = dict(optimizer=SLOW, num_rounds=1, steps_per_round=2000, batch_size=32)
+    options = dict(optimizer=SLOW, num_rounds=1, steps_per_round=400, batch_size=32)
     for given in (None, weights):
         source = blocks.from_array(x, weights=given, rows_per_block=rows_per_block)
-        found = fit(key, OwnMean(), jnp.zeros(2), source, **options)
+        found = fit(key, OwnMean(), np.zeros(2), source, **options)
         expected = np.average(x, 0, given)
         np.testing.assert_allclose(found.params, expected, atol=0.02)
 
@@ -223,7 +224,7 @@ def dealt(key, source, done, count):
 
 def fit_blocks(source, objective=None, **options):
     objective = MPF(ising.energy) if objective is None else objective
-    return fit(jax.random.key(0), objective, random_ising(0, 5), source, **options)
+    return fit(KEY, objective, random_ising(0, 5), source, **options)
 
 
 @pytest.mark.parametrize(
@@ -242,19 +243,19 @@ def test_objectives_that_keep_something_for_every_row_are_refused(objective):
 
 def test_functions_of_all_rows_together_are_refused():
     objective = Sparse(MPF(rbm.energy), rbm.hidden_log_odds, target=0.1, strength=1.0)
-    start = rbm.init(jax.random.key(0), 5, 2)
+    start = rbm.init(KEY, 5, 2)
     with pytest.raises(ValueError, match="Sparse adds a function of all rows together"):
-        fit(jax.random.key(0), objective, start, blocks.from_array(drawn()))
+        fit(KEY, objective, start, blocks.from_array(drawn()))
 
 
 def test_optimizers_that_need_all_rows_at_once_are_refused():
-    source = blocks.from_array(drawn(), rows_per_block=200)
+    source = blocks.from_array(drawn(), rows_per_block=100)
     with pytest.raises(ValueError, match="searches along lines needs all rows"):
         fit_blocks(source, optimizer=optax.lbfgs())
     with pytest.raises(ValueError, match="natural_gradient needs parameters and rows"):
         fit_blocks(source, optimizer=natural_gradient(energy_scores(ising.energy)))
-    with pytest.raises(ValueError, match="from 1 to the 200 rows of a block, got 201"):
-        fit_blocks(source, optimizer=ADAM, batch_size=201)
+    with pytest.raises(ValueError, match="from 1 to the 100 rows of a block, got 101"):
+        fit_blocks(source, optimizer=ADAM, batch_size=101)
 
 
 def test_bad_blocks_are_refused_wherever_they_are():
@@ -287,7 +288,7 @@ def test_passes_that_are_not_alike_are_refused():
         fit_blocks(Blocks(lambda: spent, rows_per_block=100))
     lengths = iter([2, 3, 3])
     with pytest.raises(ValueError, match="differed at block 2"):
-        fit_blocks(Blocks(lambda: [drawn(20)] * next(lengths), rows_per_block=20))
+        fit_blocks(Blocks(lambda: [drawn(100)] * next(lengths), rows_per_block=100))
 
 
 def iter_once(rows):

@@ -1,6 +1,7 @@
 """Programs that the command line keeps."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -55,38 +56,50 @@ def kept(parent):
     return sorted(folder.iterdir())
 
 
-def test_a_second_process_finds_what_the_first_compiled(tmp_path):
-    assert num_found(start(tmp_path)) == 0
-    files = kept(tmp_path)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """What a first process has kept."""
+    parent = tmp_path_factory.mktemp("first")
+    assert num_found(start(parent)) == 0
+    return parent
+
+
+@pytest.fixture
+def parent(first, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(first, tmp_path / "kept")
+
+
+def test_a_second_process_finds_what_the_first_compiled(parent):
+    files = kept(parent)
     assert files
-    assert num_found(start(tmp_path)) == len(files)
-    assert kept(tmp_path) == files
+    assert num_found(start(parent)) == len(files)
+    assert kept(parent) == files
 
 
-def test_only_the_user_can_read_the_programs(tmp_path):
-    num_found(start(tmp_path))
-    (folder,) = tmp_path.iterdir()
+def test_only_the_user_can_read_the_programs(first):
+    (folder,) = first.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_can_write_is_not_used(tmp_path):
-    num_found(start(tmp_path))
-    (folder,) = tmp_path.iterdir()
+def test_a_folder_that_others_can_write_is_not_used(parent):
+    (folder,) = parent.iterdir()
     folder.chmod(0o777)
-    assert num_found(start(tmp_path)) == 0
+    assert num_found(start(parent)) == 0
 
 
-def test_a_damaged_program_is_removed_and_compiled_again(tmp_path):
-    num_found(start(tmp_path))
-    for file in kept(tmp_path):
+@pytest.mark.platforms
+def test_a_damaged_program_is_removed_and_compiled_again(parent):
+    for file in kept(parent):
         content = file.read_bytes()
         # As a new file: the old one may be linked elsewhere.
         file.unlink()
         file.write_bytes(content[: len(content) // 2])
-    assert num_found(start(tmp_path)) == 0
-    assert num_found(start(tmp_path)) == len(kept(tmp_path))
+    assert num_found(start(parent)) == 0
+    assert num_found(start(parent)) == len(kept(parent))
 
 
+@pytest.mark.platforms
 def test_processes_at_once_do_not_disturb_each_other(tmp_path):
     processes = [start(tmp_path) for _ in range(3)]
     for process in processes:
@@ -94,15 +107,15 @@ def test_processes_at_once_do_not_disturb_each_other(tmp_path):
     assert num_found(start(tmp_path)) == len(kept(tmp_path))
 
 
-def test_what_a_killed_command_left_is_removed_after_a_day(tmp_path):
-    num_found(start(tmp_path))
-    (folder,) = tmp_path.iterdir()
+@pytest.mark.platforms
+def test_what_a_killed_command_left_is_removed_after_a_day(parent):
+    (folder,) = parent.iterdir()
     old, new = folder / "running-old", folder / "running-new"
     for left in (old, new):
         left.mkdir()
     yesterday = time.time() - 90_000
     os.utime(old, (yesterday, yesterday))
-    num_found(start(tmp_path))
+    num_found(start(parent))
     assert not old.exists()
     assert new.exists()
 
@@ -117,6 +130,7 @@ def test_programs_added_first_are_removed_above_the_limit(tmp_path, monkeypatch)
     assert sorted(os.listdir(tmp_path)) == ["program2", "program3"]
 
 
+@pytest.mark.platforms
 @pytest.mark.parametrize("flags", [[], ["--no-cache"]])
 def test_the_command_line_keeps_programs_unless_told_not_to(flags, tmp_path):
     (tmp_path / "rows.csv").write_text("0,1,0\n1,1,0\n0,0,1\n1,0,1\n")

@@ -272,7 +272,7 @@ print(digest(f), strict_digest(f), digest(optax.adam(0.1)), digest(optax.lbfgs()
 
 def test_digests_are_the_same_in_other_processes():
     found = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
         program = [sys.executable, "-c", PROGRAM]
         found.add(subprocess.check_output(program, env=environment, text=True))

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import warnings
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,23 +113,19 @@ def test_a_checkpoint_is_known_by_every_argument_of_the_call(
 
 def test_there_is_one_host_loop_and_one_place_that_makes_digests():
     """Nobody else opens a checkpoint, calls a callback, or makes a digest."""
-
-    def callers(*names):
-        found = set()
-        for path in PACKAGE.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                called = node.func if isinstance(node, ast.Call) else None
-                is_method = isinstance(called, ast.Attribute)
-                name = called.attr if is_method else getattr(called, "id", None)
-                # Hashes and blocks have methods of the name `digest`.
-                if name in names and not (is_method and name == "digest"):
-                    found.add(path.name)
-        return found
-
-    assert callers("opened") - {"datasets.py"} == {"driver.py"}
-    assert callers("callback") == {"driver.py"}
+    callers = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            is_method = isinstance(called, ast.Attribute)
+            name = called.attr if is_method else getattr(called, "id", None)
+            # Hashes and blocks have methods of the name `digest`.
+            if not (is_method and name == "digest"):
+                callers[name].add(path.name)
+    assert callers["opened"] - {"datasets.py"} == {"driver.py"}
+    assert callers["callback"] == {"driver.py"}
     # Blocks of rows on disk are read and digested one by one.
-    assert callers("digest") == {"checkpoint.py", "blocks.py"}
+    assert callers["digest"] == {"checkpoint.py", "blocks.py"}
 
 
 def test_no_function_is_long_and_no_signature_too_long():
@@ -269,7 +266,7 @@ def test_a_run_of_one_distribution_is_reported_and_saved(tmp_path):
 def test_the_confirming_run_is_not_cut_by_the_most_steps():
     """A run that is good enough is followed by one of its length, whatever it is."""
     args, options = CALLS[ais_until]
-    options = options | {"num_particles": 100, "num_steps": 20, "most_steps": 10}
+    options = options | {"num_steps": 20, "most_steps": 10}
     seen = []
     watch = Watch(lambda annealed: seen.append(1) and None, every=100)
     ais_until(KEY, *args, watch=watch, **options)
@@ -288,7 +285,7 @@ def test_rows_on_disk_are_refused_inside_jit():
 
 
 def test_warnings_point_to_the_line_that_called():
-    never = np.zeros((10, 3), int)
+    never = np.zeros_like(BITS)
     flow, start = MPF(ising.energy), random_ising(0, 3)
     scores = energy_scores(ising.energy)
     for call in (
@@ -305,10 +302,10 @@ def test_warnings_point_to_the_line_that_called():
 
 
 def test_a_run_is_not_continued_by_another_sampler():
-    args = KEY, ising.energy, random_ising(0, 3)
-    draws = sample(*args, BITS, sampler=HeatBath(), num_draws=1)
-    with pytest.raises(ValueError, match="x must be a run of HMC to be continued"):
-        sample(*args, draws, sampler=HMC(0.1), num_draws=1)
+    args, options = CALLS[sample]
+    draws = sample(KEY, *args, **options)
+    with pytest.raises(ValueError, match="x must be a run of HeatBath to be continued"):
+        sample(KEY, *args[:2], draws, **options | {"sampler": HeatBath()})
 
 
 def test_a_continued_run_is_not_warmed_up_again():

@@ -5,6 +5,8 @@ cell tagged `sizes`, one constant a line, and `probjax.small` of the metadata sa
 to put there instead.
 """
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
@@ -52,8 +54,27 @@ def test_a_notebook_was_committed_executed(path):
     assert path.stat().st_size < LARGEST
 
 
+def shown(cell):
+    """How many figures a cell shows as it was committed, and whether it prints."""
+    figures = sum("image/png" in output.get("data", ()) for output in cell["outputs"])
+    return figures, any(output.get("name") == "stdout" for output in cell["outputs"])
+
+
+def executed(program, names, pyplot):
+    """The same of a cell that is executed now."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(program, names)
+    figures = pyplot.get_fignums()
+    # Where Jupyter would show them: what cannot be drawn fails here.
+    for number in figures:
+        pyplot.figure(number).canvas.draw()
+    pyplot.close("all")
+    return len(figures), bool(printed.getvalue())
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    """And shows figures and prints in the cells that did so when it was committed."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
@@ -63,10 +84,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     try:
         for cell in code:
             place = f"{path.name}, cell {cell['execution_count']}"
-            exec(compile(made_small(cell, small), place, "exec"), names)
-            # Where Jupyter would show them: what cannot be drawn fails here.
-            for number in pyplot.get_fignums():
-                pyplot.figure(number).canvas.draw()
-            pyplot.close("all")
+            program = compile(made_small(cell, small), place, "exec")
+            assert executed(program, names, pyplot) == shown(cell), place
     finally:
         pyplot.close("all")
