@@ -266,10 +266,8 @@ def test_proposals_draw_what_they_say(key):
     x = as_array(all_states(SIZE)[11].astype(float))
     proposal = Proposal(flip_one, right, num_draws=20_000)
     draws, chance = jax.jit(lambda x: (proposal.draw(key, None, x), chances(x)))(x)
-    turned, chance = (
-        np.abs(np.asarray(draws) - np.asarray(x)).mean(0),
-        np.asarray(chance),
-    )
+    draws, chance, x = map(np.asarray, (draws, chance, x))
+    turned = np.abs(draws - x).mean(0)
     error = np.sqrt(chance * (1 - chance) / 20_000)
     assert np.all(np.abs(turned - chance) < 5 * error)
 
