@@ -27,6 +27,12 @@ def random_ising(seed, size, scale=1.0, edges=None):
     return ising.Params(bias, as_array(scale * generator.normal(size=count)), edges)
 
 
+def flat_ising(size):
+    """Parameters of an Ising model with no bias and no coupling."""
+    pairs = size * (size - 1) // 2
+    return ising.Params(as_array(np.zeros(size)), as_array(np.zeros(pairs)))
+
+
 def all_states(size, num_letters=2):
     """All states as rows of a NumPy array, the last site varying fastest."""
     axes = [np.arange(num_letters)] * size

@@ -1,19 +1,16 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sampler_checks import site_matrix
-from small_models import random_ising
+from small_models import all_states, drawn_from, flat_ising, log_probs_of, random_ising
 
 from probjax import (
     ContrastiveDivergence,
     Data,
     MaximumLikelihood,
     PersistentDivergence,
-    exact,
     fit,
     ising,
     potential,
@@ -24,69 +21,93 @@ SIZE = 3
 SGD = optax.sgd(0.3)
 
 
+@jax.jit
+def slopes(params):
+    """Of the energy at every state."""
+    states = all_states(SIZE).astype(float)
+    return jax.vmap(jax.grad(ising.energy), (None, 0))(params, states)
+
+
+@jax.jit
+def conditionals(params):
+    """Chances of the two letters of each site at every state, as the sampler has it."""
+    chances = HeatBath().conditional(potential(ising.energy, params))
+    states = all_states(SIZE).astype(float)
+    return [jax.vmap(chances, (0, None))(states, site) for site in range(SIZE)]
+
+
 def sweep_matrix(params):
-    model = potential(ising.energy, params)
-    sites = [site_matrix(HeatBath(), model, site, SIZE, 2) for site in range(SIZE)]
+    states, sites = all_states(SIZE), []
+    for site, chances in enumerate(conditionals(params)):
+        matrix = np.zeros((len(states), len(states)))
+        for letter in range(2):
+            there = states.copy()
+            there[:, site] = letter
+            places = np.arange(len(states)), there @ [4, 2, 1]
+            matrix[places] = np.asarray(chances)[:, letter]
+        sites.append(matrix)
     return np.linalg.multi_dot(sites)
 
 
 @pytest.mark.parametrize("num_moves", [1, 3])
 def test_the_expected_update_is_that_of_its_definition(num_moves, key):
     """dE at the data less dE where k sweeps lead, over all states they lead to."""
-    params, copies = random_ising(0, SIZE), 20_000
-    data = jnp.repeat(exact.states(SIZE)[jnp.array([1, 6])], copies, axis=0)
+    params, copies = random_ising(0, SIZE), 5000
+    data = np.repeat(all_states(SIZE)[[1, 6]], copies, axis=0).astype(float)
     objective = ContrastiveDivergence(ising.energy, HeatBath(), num_moves)
-    prepared = objective.prepare(params, Data(data))
-    context = objective.refresh(
-        key, params, prepared, objective.init(key, params, prepared)
-    )
-    slope = jax.jit(jax.vmap(jax.grad(objective.row), (None, 0, 0)))
-    found = slope(params, data, context.rows)
+
+    @jax.jit
+    def slope(params, data):
+        data = objective.prepare(params, data)
+        context = objective.init(key, params, data)
+        context = objective.refresh(key, params, data, context)
+        slope = jax.vmap(jax.grad(objective.row), (None, 0, 0))
+        return slope(params, data.x, context.rows)
+
+    found = slope(params, Data(data))
     there = np.linalg.matrix_power(sweep_matrix(params), num_moves)
-    of_state = jax.vmap(jax.grad(ising.energy), (None, 0))(params, exact.states(SIZE))
-    for part, all_states in zip(
-        jax.tree.leaves(found), jax.tree.leaves(of_state), strict=True
-    ):
-        expected = (all_states - there @ all_states)[np.array([1, 6])].mean(0)
+    for leaves in zip(*map(jax.tree.leaves, (found, slopes(params))), strict=True):
+        part, at_states = map(np.asarray, leaves)
+        expected = (at_states - there @ at_states)[[1, 6]].mean(0)
         error = part.reshape(2, copies, -1).std(1).mean(0) / np.sqrt(2 * copies)
-        assert jnp.all(jnp.abs(part.mean(0) - expected) < 5 * error + 1e-6)
+        assert np.all(np.abs(part.mean(0) - expected) < 5 * error + 1e-6)
 
 
 def test_the_truth_is_a_fixed_point_of_contrastive_divergence(x64):
     """Under exact weights the sweeps lead nowhere new: the expected update is zero."""
-    params = jax.tree.map(lambda leaf: leaf.astype(float), random_ising(1, SIZE))
-    p = np.exp(exact.log_probs(ising.energy, params, SIZE))
-    of_state = jax.vmap(jax.grad(ising.energy), (None, 0))(params, exact.states(SIZE))
-    for leaf in jax.tree.leaves(of_state):
-        np.testing.assert_allclose(
-            p @ (leaf - sweep_matrix(params) @ leaf), 0, atol=1e-12
-        )
+    params = random_ising(1, SIZE)
+    p, there = np.exp(log_probs_of(params)), sweep_matrix(params)
+    for leaf in map(np.asarray, jax.tree.leaves(slopes(params))):
+        np.testing.assert_allclose(p @ (leaf - there @ leaf), 0, atol=1e-12)
 
 
 def test_particles_persist_and_give_the_likelihood_gradient(key):
     """With many particles the gradient is that of the exact likelihood."""
     params = random_ising(2, SIZE)
-    data = exact.states(SIZE)[jnp.array([0, 3, 3, 5])]
+    data = all_states(SIZE)[[0, 3, 3, 5]].astype(np.float32)
     particles = 20_000
     objective = PersistentDivergence(ising.energy, HeatBath(), particles, num_moves=20)
-    context = objective.init(key, params, Data(data))
-    assert {tuple(x) for x in np.asarray(context.shared.x)} == {
-        tuple(x) for x in np.asarray(data)
-    }
-    context = objective.refresh(key, params, Data(data), context)
+    first = jax.jit(objective.init)(key, params, Data(data))
+    begun = {tuple(x) for x in np.asarray(first.shared.x)}
+    assert begun == {tuple(x) for x in data}
+    context = jax.jit(objective.refresh)(key, params, Data(data), first)
 
-    def loss(params):
+    @jax.jit
+    @jax.grad
+    def slope(params):
         rows = jax.vmap(objective.row, (None, 0, None))(params, data, ())
         return rows.mean() + objective.rest(params, context.shared)
 
     exactly = MaximumLikelihood(ising.energy)
-    found = jax.grad(loss)(params)
-    space = exactly.init(key, params, Data(data)).shared
-    expected = jax.grad(
-        lambda p: (
-            jax.vmap(ising.energy, (None, 0))(p, data).mean() + exactly.rest(p, space)
-        )
-    )(params)
+
+    @jax.jit
+    @jax.grad
+    def exact_slope(params):
+        space = exactly.init(key, params, Data(data)).shared
+        energies = jax.vmap(ising.energy, (None, 0))(params, data)
+        return energies.mean() + exactly.rest(params, space)
+
+    found, expected = slope(params), exact_slope(params)
     for mine, theirs in zip(
         jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
     ):
@@ -96,7 +117,7 @@ def test_particles_persist_and_give_the_likelihood_gradient(key):
 @pytest.mark.parametrize("name", ["contrastive", "persistent"])
 def test_fits_come_close_to_the_truth(name, key):
     truth = random_ising(3, SIZE, scale=0.5)
-    x = exact.sample(key, ising.energy, truth, SIZE, num_draws=4000)
+    x = drawn_from(0, truth, 4000)
     make = {
         "contrastive": partial(ContrastiveDivergence, num_moves=2),
         "persistent": partial(PersistentDivergence, num_particles=1000),
@@ -104,15 +125,14 @@ def test_fits_come_close_to_the_truth(name, key):
     found = fit(
         key,
         make(ising.energy, HeatBath()),
-        ising.init(key, SIZE),
+        flat_ising(SIZE),
         x,
         optimizer=SGD,
         num_rounds=400,
         steps_per_round=1,
     )
-    log_p = exact.log_probs(ising.energy, truth, SIZE)
-    learned = exact.log_probs(ising.energy, found.params, SIZE)
-    assert exact.kl(log_p, learned) < 0.01
+    log_p, learned = log_probs_of(truth), log_probs_of(found.params)
+    assert np.exp(log_p) @ (log_p - learned) < 0.01
 
 
 def test_counts_of_none_are_refused():
