@@ -210,7 +210,7 @@ class Metric(MetricSource):
     has_rows: ClassVar[bool] = False
 
     def linear(self, params: Params, data: Data, chunk_size: int | None) -> Known:
-        matrix, size = self.function(params, data), _size(params)
+        matrix, size = jnp.asarray(self.function(params, data)), _size(params)
         if jnp.shape(matrix) != (size, size):
             raise ValueError(
                 f"a metric of {size} parameters must be {size} x {size}, got shape "

@@ -159,3 +159,11 @@ def test_bad_scores_are_refused_in_a_sentence():
     masked = Data(x, mask=np.arange(64).reshape(16, 4) > 0)
     with pytest.raises(ValueError, match="complete rows"):
         natural.metric(natural.energy_scores(ising.energy), params, masked)
+
+
+def test_a_metric_of_ones_own_may_be_made_by_numpy():
+    def ours(params, data):
+        return np.diag([1.0, 4.0])
+
+    found = natural.metric(natural.Metric(ours), np.zeros(2), np.zeros((1, 2)))
+    np.testing.assert_array_equal(found, [[1, 0], [0, 4]])
