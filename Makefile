@@ -7,7 +7,7 @@ ARGS ?=
 
 # Tests in tiers; what is in none of these markers is `make test`.
 TIERS := documents or platforms or statistics or slow
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+PYTEST := $(BIN)/python -m pytest -n 2 --durations=25
 
 .PHONY: demo test check documents platforms statistics slow lint bench docs clean
 
@@ -15,22 +15,22 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.cli demo
 
 test: $(VENV)/.installed
-	$(PYTEST) tests -m "not ($(TIERS))"
+	$(PYTEST) --dist worksteal tests -m "not ($(TIERS))"
 
 check: lint docs test documents platforms statistics slow
 
 documents: $(VENV)/.installed
-	$(PYTEST) tests probjax -m documents
+	$(PYTEST) --dist worksteal tests probjax -m documents
 
 platforms: $(VENV)/.installed
-	$(PYTEST) tests -m platforms
+	$(PYTEST) --dist loadfile tests -m platforms
 
 # In programs as users have them: statistics take longer to run than to compile.
 statistics: $(VENV)/.installed
-	XLA_FLAGS= $(PYTEST) tests -m statistics
+	XLA_FLAGS= $(PYTEST) --dist worksteal tests -m statistics
 
 slow: $(VENV)/.installed
-	XLA_FLAGS= $(PYTEST) tests -m slow
+	XLA_FLAGS= $(PYTEST) --dist loadfile tests -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

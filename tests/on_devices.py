@@ -350,9 +350,9 @@ def words(found):
     """The collectives in the compiled core of sampling."""
     x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
     with jax.set_mesh(x.sharding.mesh):
-        chains = run._Chains(quartic, 1, key(), jnp.ones(3), REDUCED)
+        chains = run._Chains(quartic, key(), jnp.ones(3), REDUCED)
         begun = run._begin(chains, Store(5), x)
-        core = jax.jit(lambda now: run._observed(chains, Store(5), now, 0, 5))
+        core = jax.jit(lambda now: run._observed(chains, Store(5), now, 5, 1))
         said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])
