@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 # Set XLA_FLAGS, be it to nothing, for programs that run fast: see `make check`.
@@ -124,6 +126,12 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"{sum(counts.values()):6} in all")
     for file, count in counts.most_common(NUM_FILES_SHOWN):
         terminalreporter.write_line(f"{count:6} {file}")
+
+
+@pytest.fixture(autouse=True)
+def names_of_examples(doctest_namespace):
+    """Names that examples in docstrings use without importing them."""
+    doctest_namespace.update(jax=jax, jnp=jnp, np=np)
 
 
 @pytest.fixture(autouse=True)
