@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from probjax import storage
 from probjax.devices import Layout, laid_out, on_host, place_of
+from probjax.types import as_array
 
 
 class Header(NamedTuple):
@@ -200,7 +200,7 @@ def _read_orbax(path: Path, ocp: Any, manager: Any, step: int) -> Saved:
         parts = ocp.args.PyTreeRestore(restore_args=_by_name(places))
         named = manager.restore(step, args=ocp.args.Composite(leaves=parts))["leaves"]
         # Arrays that are on no mesh are restored on the host.
-        leaves = [jnp.asarray(named[f"leaf{i}"]) for i in range(len(named))]
+        leaves = [as_array(named[f"leaf{i}"]) for i in range(len(named))]
     except Exception as error:
         raise _unread(path, error) from error
     return Saved(header, leaves)

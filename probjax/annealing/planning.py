@@ -30,7 +30,7 @@ from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Pilot
 from probjax.annealing.plan import Plan
 from probjax.checks import namespace
 from probjax.devices import on_host
-from probjax.types import Array, PRNGKeyArray, State, is_concrete
+from probjax.types import Array, PRNGKeyArray, State, as_array, is_concrete, is_eager
 
 LEAST_STEPS, MOST_STEPS = 400, 4000
 LEAST_PARTICLES = 100
@@ -57,7 +57,13 @@ def make_plan(
         num_groups: number of kinds of particles, in order, if their params differ;
             spreads are within groups.
     """
+    plan = _made(key, bridge, pilot, num_steps, betas, num_particles, num_groups)
+    return jax.tree.map(as_array, plan) if is_eager(plan) else plan
+
+
+def _made(key, bridge, pilot, num_steps, betas, num_particles, num_groups):
     adapts = bridge.sampler.target_acceptance is not None
+    # By NumPy, so that it is known while code is traced.
     count = np.asarray(num_steps, np.int32)
     if pilot is None or num_steps == 1 or (betas is not None and not adapts):
         equal = np.array([0.0, 1.0], jnp.result_type(float))
