@@ -357,7 +357,7 @@ def words(found):
     with jax.set_mesh(x.sharding.mesh):
         chains = run._Chains(quartic, key(), jnp.ones(3), REDUCED)
         begun = run._begin(chains, Store(5), x)
-        core = jax.jit(lambda now: run._observed(chains, Store(5), now, 5, 1))
+        core = jax.jit(lambda now: run._observed(chains, Store(5), now, 0, 5, 1))
         said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])

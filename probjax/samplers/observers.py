@@ -22,8 +22,13 @@ class Observer(ABC):
         """Return an empty memory for draws and reports like `x` and `info`."""
 
     @abstractmethod
-    def add(self, memory: Any, number: Array, x: State, info: Info) -> Any:
-        """Return the memory with draw `number`, counted from 0, added."""
+    def add(
+        self, memory: Any, number: Array, x: State, info: Info, is_draw: Array
+    ) -> Any:
+        """Return the memory after a step on the way to draw `number`, counted from 0.
+
+        It is called for every step, and `is_draw` is true where `x` is the draw.
+        """
 
 
 class Stored(NamedTuple):
@@ -47,7 +52,10 @@ class Store(Observer):
 
         return jax.tree.map(blank, Stored(x, info))
 
-    def add(self, memory: Stored, number: Array, x: State, info: Info) -> Stored:
+    def add(
+        self, memory: Stored, number: Array, x: State, info: Info, is_draw: Array
+    ) -> Stored:
+        # Written in every step, until the draw itself stays: a condition would copy it.
         def put(leaf, new):
             return jax.lax.dynamic_update_index_in_dim(leaf, new, number, axis=0)
 
@@ -76,7 +84,14 @@ class Average(Observer):
         nothing = Averaged(values, values, info)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
 
-    def add(self, memory: Averaged, number: Array, x: State, info: Info) -> Averaged:
+    def add(
+        self, memory: Averaged, number: Array, x: State, info: Info, is_draw: Array
+    ) -> Averaged:
+        return jax.lax.cond(
+            is_draw, lambda: self._with(memory, number, x, info), lambda: memory
+        )
+
+    def _with(self, memory, number, x, info):
         mean, squares, mean_info = memory
         values, count = self._values(x), number + 1
         # Welford: sums of squares of what is far from zero would lose its digits.

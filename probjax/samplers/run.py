@@ -290,32 +290,6 @@ def _are_terms(chains, x, cached):
     return jnp.allclose(now, cached, rtol=1e-3, atol=1e-3)
 
 
-def move(
-    key: PRNGKeyArray,
-    sampler: Sampler,
-    model: Potential,
-    state: Any,
-    *,
-    num_steps: Array | int,
-    first: Array | int = 0,
-) -> tuple[Any, Any]:
-    """Steps number `first` to `first + num_steps - 1` of a chain, and their mean info.
-
-    `key` is the chain's: however steps are divided among calls, they are the same.
-    """
-
-    def step(i, carry):
-        state, total = carry
-        state, info = _step(sampler, random.fold_in(key, first + i), model, state)
-        return state, jax.tree.map(jnp.add, total, info)
-
-    _, shape = jax.eval_shape(_step, sampler, key, model, state)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    state, total = jax.lax.fori_loop(0, num_steps, step, (state, nothing))
-    count = jnp.maximum(num_steps, 1)
-    return state, jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-
-
 @jax.jit
 def _step(sampler, key, model, state):
     """Take one step; compiled, so that it is traced once for all places that do."""
@@ -346,42 +320,59 @@ class _Chains:
         return each(one, (0, None, 0))(self._keys(x), self.model, x)
 
     def observe(
-        self,
-        observer: Observer,
-        states: Any,
-        memory: Any,
-        first: Array,
-        thin: Array | int,
-        number: Array,
-    ) -> tuple[Any, Any]:
-        """Make one draw with all chains and add it to what is remembered of each."""
+        self, observer: Observer, now: "_Running", number: Array, moment: "_Moment"
+    ) -> "_Running":
+        """Take step `number` with all chains, and remember it as `moment` says."""
 
-        def one(key, state, memory):
-            state, info = self._move(key, state, thin, first)
-            return state, observer.add(memory, number, state.x, info)
+        def one(key, state, total, memory):
+            key = random.fold_in(key, number)
+            state, info = _step(self.sampler, key, self.model, state)
+            is_first, count = moment.since == 0, moment.since + 1
 
-        return each(one)(self._keys(states), states, memory)
+            def sum_of(total, info):
+                return jnp.where(is_first, info, total + info)
 
-    def blank(self, observer: Observer, states: Any) -> Any:
-        """Create an empty memory for each chain."""
+            total = jax.tree.map(sum_of, total, info)
+            mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+            memory = observer.add(memory, moment.draw, state.x, mean, moment.is_draw)
+            return _Running(state, total, memory)
 
-        def seen(key, state):
-            state, info = self._move(key, state, 1, 0)
-            return state.x, info
+        return each(one)(self._keys(now.states), *now)
+
+    def blank(self, observer: Observer, states: Any) -> tuple[Any, Any]:
+        """Create sums of reports that are 0, and an empty memory for each chain."""
 
         def one(key, state):
-            x, info = jax.eval_shape(seen, key, state)
-            return observer.start(x, info)
+            _, info = jax.eval_shape(_step, self.sampler, key, self.model, state)
+            total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+            return total, observer.start(state.x, info)
 
         return each(one)(self._keys(states), states)
 
-    def _move(self, key, state, num_steps, first):
-        return move(
-            key, self.sampler, self.model, state, num_steps=num_steps, first=first
-        )
-
     def _keys(self, rows):
         return jax.random.split(self.key, len(jax.tree.leaves(rows)[0]))
+
+
+class _Running(NamedTuple):
+    """What changes with every step, leaves `(chain, ...)`."""
+
+    states: Any
+    """States of the sampler."""
+    totals: Any
+    """Sums of the reports since the last draw."""
+    memory: Any
+    """What the observer remembers."""
+
+
+class _Moment(NamedTuple):
+    """Place of a step among the draws."""
+
+    draw: Array
+    """Number of the draw that the step leads to."""
+    since: Array
+    """Number of steps taken since the draw before it."""
+    is_draw: Array
+    """Whether the step ends at the draw."""
 
 
 class _Run(NamedTuple):
@@ -407,49 +398,48 @@ def _begin(chains, observer, x):
 @jax.jit
 def _continue(chains, observer, states, step):
     zero = jnp.zeros((), int)
-    return _Run(states, step, zero, zero, chains.blank(observer, states))
+    return _Run(states, step, zero, zero, chains.blank(observer, states)[1])
 
 
 def _advance(chains, observer, counts, now, limit):
     """Take at most `limit` steps of the warm-up, or make at most so many draws."""
     observe = _observe if is_eager((chains, now)) else _observe_static
+    warmup, draws, total, thin = counts
     if limit is None:
-        warm = _warmed(partial(observe, chains, observer), now, counts.warmup)
-        return observe(chains, observer, warm, counts.draws, counts.thin)
-    left = 0 if int(now.made) else counts.warmup - int(now.step)
+        return observe(chains, observer, now, warmup, draws, thin)
+    left = 0 if int(now.made) else warmup - int(now.step)
     if left > 0:
-        return _warmed(partial(observe, chains, observer), now, min(limit, left))
-    draws = min(limit, int(counts.total) - int(now.made))
-    return observe(chains, observer, now, draws, counts.thin)
+        return observe(chains, observer, now, min(limit, left), 0, thin)
+    draws = min(limit, int(total) - int(now.made))
+    return observe(chains, observer, now, 0, draws, thin)
 
 
-def _warmed(observe, now, num_steps):
-    """Take steps of the warm-up: those of one draw, which is not remembered."""
-    if not num_steps:
-        return now
-    moved = observe(now, 1, num_steps)
-    return now._replace(states=moved.states, step=moved.step)
+def _observed(chains, observer, now, num_warmup, num_draws, thin):
+    """Take `num_warmup` steps and then make `num_draws` draws, `thin` steps apart.
 
+    In one loop over all steps: a loop within would cost as much as a step of a small
+    model.
+    """
 
-def _observed(chains, observer, now, num_draws, thin):
-    """Make `num_draws` draws, each after `thin` steps."""
+    def step(number, running):
+        place = jnp.maximum(number - num_warmup, 0)
+        since = place % thin
+        is_draw = (number >= num_warmup) & (since == thin - 1)
+        moment = _Moment(now.made + place // thin, since, is_draw)
+        return chains.observe(observer, running, now.step + number, moment)
 
-    def draw(number, carry):
-        states, memory = carry
-        first = now.step + number * thin
-        number = now.made + number
-        return chains.observe(observer, states, memory, first, thin, number)
-
-    start = (now.states, now.memory)
-    states, memory = jax.lax.fori_loop(0, num_draws, draw, start)
-    step = now.step + num_draws * thin
-    return _Run(states, step, now.made + num_draws, now.made, memory)
+    totals, _ = chains.blank(observer, now.states)
+    first = _Running(now.states, totals, now.memory)
+    num_steps = num_warmup + num_draws * thin
+    states, _, memory = jax.lax.fori_loop(0, num_steps, step, first)
+    made = now.made + num_draws
+    return _Run(states, now.step + num_steps, made, now.made, memory)
 
 
 # Traced counts make a run and its pieces one program, equal to the bit. Inside of a
 # user's trace counts are static, as derivatives in reverse mode require.
 _observe = jax.jit(_observed)
-_observe_static = jax.jit(_observed, static_argnums=(3, 4))
+_observe_static = jax.jit(_observed, static_argnums=(3, 4, 5))
 
 
 def _room(num_draws):
