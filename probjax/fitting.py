@@ -217,7 +217,7 @@ class _State(NamedTuple):
 
     run: Run
     losses: np.ndarray
-    """Losses of all steps that are allowed, of which `run.step` have been taken."""
+    """Losses of all steps that are allowed, filled in place up to `run.step`."""
 
 
 def _advance_in_memory(plan, key, params, data, run, limit):

@@ -341,7 +341,9 @@ def is_on_host(value: Any) -> bool:
     if not isinstance(value, jax.Array):
         return True
     devices = value.devices()
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    is_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    # The device may belong to another process.
+    return is_cpu and value.is_fully_addressable
 
 
 def float_dtype(tree: PyTree) -> np.dtype:
