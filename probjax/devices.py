@@ -146,11 +146,12 @@ def each(function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     return call
 
 
-def apart(rows: PyTree) -> PyTree:
+def apart(rows: PyTree, axis: int = 0) -> PyTree:
     """`rows` that code has put together, laid out along the mesh of the context."""
-    if not jax.tree.leaves(rows) or not _divides(rows):
+    if not jax.tree.leaves(rows) or not _divides(rows, axis):
         return rows
-    return jax.lax.with_sharding_constraint(rows, PartitionSpec(_axes()))
+    where = PartitionSpec(*[None] * axis, _axes())
+    return jax.lax.with_sharding_constraint(rows, where)
 
 
 def placed(rows: PyTree) -> PyTree:
@@ -215,8 +216,8 @@ def _axes():
     return mesh.axis_names if free else ()
 
 
-def _divides(rows):
-    return bool(_axes()) and len(jax.tree.leaves(rows)[0]) % num_devices() == 0
+def _divides(rows, axis=0):
+    return bool(_axes()) and jax.tree.leaves(rows)[0].shape[axis] % num_devices() == 0
 
 
 def _mesh_to_set(tree):

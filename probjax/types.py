@@ -336,8 +336,12 @@ def is_eager(tree: PyTree) -> bool:
     return is_concrete(tree) and not is_tracing()
 
 
-def is_on_host(value: Any) -> bool:
-    """Whether NumPy can read a value without copying it from a device."""
+def is_on_host(tree: PyTree) -> bool:
+    """Whether NumPy can read all values without copying them from a device."""
+    return all(map(_is_on_host, jax.tree.leaves(tree)))
+
+
+def _is_on_host(value):
     if not isinstance(value, jax.Array):
         return True
     devices = value.devices()

@@ -1,7 +1,7 @@
-"""Observers: what is remembered of a chain while it runs.
+"""Observers: what is remembered of chains while they run.
 
-An observer sees one chain, draw after draw. `Store` remembers every draw, `Average` the
-running mean and variance of a statistic.
+An observer sees all chains, step after step. `Store` remembers every draw, `Average`
+the running mean and variance of a statistic.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.devices import apart, each
 from probjax.types import Array, Info, PyTree, State, floating, recipe, static
 
 
 class Observer(ABC):
-    """What is remembered of one chain."""
+    """What is remembered of chains, whose states have leaves `(chain, ...)`."""
 
     @abstractmethod
     def start(self, x: State, info: Info) -> Any:
@@ -32,12 +33,15 @@ class Observer(ABC):
 
 
 class Stored(NamedTuple):
-    """Draws of one chain, with zeros where none has been made yet."""
+    """Draws of all chains, with zeros where none has been made yet.
+
+    Draws come first, so that each is written to one stretch of memory.
+    """
 
     x: State
-    """States, leaves `(draw, ...)`."""
+    """States, leaves `(draw, chain, ...)`."""
     info: Info
-    """Mean reports of the steps between draws, leaves `(draw,)`."""
+    """Mean reports of the steps between draws, leaves `(draw, chain)`."""
 
 
 @recipe
@@ -50,7 +54,7 @@ class Store(Observer):
         def blank(leaf):
             return jnp.zeros((self.room, *leaf.shape), leaf.dtype)
 
-        return jax.tree.map(blank, Stored(x, info))
+        return apart(jax.tree.map(blank, Stored(x, info)), axis=1)
 
     def add(
         self, memory: Stored, number: Array, x: State, info: Info, is_draw: Array
@@ -63,7 +67,7 @@ class Store(Observer):
 
 
 class Averaged(NamedTuple):
-    """Running moments of a statistic along one chain."""
+    """Running moments of a statistic along each chain, leaves `(chain, ...)`."""
 
     mean: PyTree
     """Mean of the statistic."""
@@ -82,7 +86,8 @@ class Average(Observer):
     def start(self, x: State, info: Info) -> Averaged:
         values = jax.eval_shape(self._values, x)
         nothing = Averaged(values, values, info)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+        return apart(blank)
 
     def add(
         self, memory: Averaged, number: Array, x: State, info: Info, is_draw: Array
@@ -104,4 +109,4 @@ class Average(Observer):
         return Averaged(mean, squares, mean_info)
 
     def _values(self, x):
-        return jax.tree.map(floating, self.statistic(x))
+        return each(lambda x: jax.tree.map(floating, self.statistic(x)))(x)

@@ -1,7 +1,7 @@
 """Drivers of samplers: many chains, warm-up, thinning, draws or running means.
 
 A chain has one key; step t uses the key folded with t, so that chains continue exactly
-wherever they were interrupted. Chains are vmapped inside a loop over draws, in which an
+wherever they were interrupted. Chains are vmapped inside a loop over steps, in which an
 observer remembers what is asked for (see `probjax.samplers.observers`). Parameters are
 arguments of compiled programs, so new parameters compile nothing.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from probjax import random
 from probjax.checks import holds, is_finite
-from probjax.devices import each
+from probjax.devices import apart, each
 from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Potential, check_energy, potential
 from probjax.samplers.observers import Average, Averaged, Observer, Store
@@ -323,29 +323,25 @@ class _Chains:
         self, observer: Observer, now: "_Running", number: Array, moment: "_Moment"
     ) -> "_Running":
         """Take step `number` with all chains, and remember it as `moment` says."""
+        states, info = self._step(now.states, number)
+        is_first, count = moment.since == 0, moment.since + 1
 
-        def one(key, state, total, memory):
-            key = random.fold_in(key, number)
-            state, info = _step(self.sampler, key, self.model, state)
-            is_first, count = moment.since == 0, moment.since + 1
+        def sum_of(total, info):
+            return jnp.where(is_first, info, total + info)
 
-            def sum_of(total, info):
-                return jnp.where(is_first, info, total + info)
+        totals = jax.tree.map(sum_of, now.totals, info)
+        means = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), totals)
+        memory = observer.add(now.memory, moment.draw, states.x, means, moment.is_draw)
+        return _Running(states, totals, memory)
 
-            total = jax.tree.map(sum_of, total, info)
-            mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-            memory = observer.add(memory, moment.draw, state.x, mean, moment.is_draw)
-            return _Running(state, total, memory)
+    def infos(self, states: Any) -> Any:
+        """Return shapes and kinds of the reports of a step of all chains."""
+        return jax.eval_shape(self._step, states, 0)[1]
 
-        return each(one)(self._keys(now.states), *now)
-
-    def blank(self, observer: Observer, states: Any) -> tuple[Any, Any]:
-        """Create sums of reports that are 0, and an empty memory for each chain."""
-
+    def _step(self, states, number):
         def one(key, state):
-            _, info = jax.eval_shape(_step, self.sampler, key, self.model, state)
-            total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
-            return total, observer.start(state.x, info)
+            key = random.fold_in(key, number)
+            return _step(self.sampler, key, self.model, state)
 
         return each(one)(self._keys(states), states)
 
@@ -387,7 +383,7 @@ class _Run(NamedTuple):
     before: Array
     """Number of draws made before the last piece."""
     memory: Any
-    """What the observer remembers of each chain."""
+    """What the observer remembers."""
 
 
 @jax.jit
@@ -398,7 +394,8 @@ def _begin(chains, observer, x):
 @jax.jit
 def _continue(chains, observer, states, step):
     zero = jnp.zeros((), int)
-    return _Run(states, step, zero, zero, chains.blank(observer, states)[1])
+    memory = observer.start(states.x, chains.infos(states))
+    return _Run(states, step, zero, zero, memory)
 
 
 def _advance(chains, observer, counts, now, limit):
@@ -428,8 +425,9 @@ def _observed(chains, observer, now, num_warmup, num_draws, thin):
         moment = _Moment(now.made + place // thin, since, is_draw)
         return chains.observe(observer, running, now.step + number, moment)
 
-    totals, _ = chains.blank(observer, now.states)
-    first = _Running(now.states, totals, now.memory)
+    infos = chains.infos(now.states)
+    totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), infos)
+    first = _Running(now.states, apart(totals), now.memory)
     num_steps = num_warmup + num_draws * thin
     states, _, memory = jax.lax.fori_loop(0, num_steps, step, first)
     made = now.made + num_draws
@@ -449,9 +447,8 @@ def _room(num_draws):
 
 def _draws(now):
     """Return the draws made, fewer than asked for if a callback stopped the run."""
-    x, info = now.memory
-    if is_concrete(now):
-        x, info = _cut(now.memory, 0, int(now.made))
+    made = int(now.made) if is_concrete(now) else len(jax.tree.leaves(now.memory)[0])
+    x, info = _cut(now.memory, 0, made)
     return Draws(x, info, now.states, now.step)
 
 
@@ -465,22 +462,23 @@ def _newest(now):
 
 
 def _cut(memory, first, count):
-    """Return `count` draws from number `first` on."""
+    """Return `count` draws from number `first` on, leaves `(chain, draw, ...)`."""
+    if not (is_concrete(memory) and is_on_host(memory)):
+        return _cut_on_device(memory, first, count)
 
     def cut(leaf):
-        if count == leaf.shape[1]:
-            return leaf
-        if is_on_host(leaf):
-            # By NumPy: jax would compile it for every number of draws.
-            return as_array(np.asarray(leaf)[:, first : first + count])
-        return _cut_on_device(leaf, first, count)
+        # By NumPy: jax would compile it for every number of draws.
+        return as_array(np.asarray(leaf)[first : first + count].swapaxes(0, 1))
 
     return jax.tree.map(cut, memory)
 
 
 @partial(jax.jit, static_argnums=2)
-def _cut_on_device(leaf, first, count):
-    return jax.lax.dynamic_slice_in_dim(leaf, first, count, axis=1)
+def _cut_on_device(memory, first, count):
+    def cut(leaf):
+        return jax.lax.dynamic_slice_in_dim(leaf, first, count).swapaxes(0, 1)
+
+    return apart(jax.tree.map(cut, memory))
 
 
 @jax.jit
