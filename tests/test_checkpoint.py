@@ -256,6 +256,7 @@ def test_twenty_kills_change_no_bit(job, tmp_path):
     assert 0 < last < whole - 20
 
 
+@pytest.mark.platforms
 def test_a_killed_run_continues_to_the_bit(tmp_path):
     died, last, whole = killed("short fit", tmp_path, kills=1)
     assert died == 1
@@ -360,6 +361,7 @@ def test_runs_inside_jit_keep_nothing(tmp_path):
         jax.jit(lambda key: chains(key)["ais"](checkpoint=checkpoint).log_z)(KEY)
 
 
+@pytest.mark.platforms
 @pytest.mark.filterwarnings("ignore")
 def test_a_directory_is_written_by_orbax(tmp_path):
     pytest.importorskip("orbax.checkpoint")

@@ -108,6 +108,7 @@ def test_rows_come_back_as_they_were_called(run, symbols):
     assert said.startswith("probjax: bits.npy has the letter '0', the model was")
 
 
+@pytest.mark.statistics
 def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
     np.savez("x.npz", train=_rows(), test=_rows()[:50])
     assert run("fit x.npz --array train --model hopfield --l2 0.001")[0] == 0
@@ -308,6 +309,7 @@ def test_help_teaches_by_example(capsys, command):
     assert f"  probjax {command}" in capsys.readouterr().out
 
 
+@pytest.mark.platforms
 def test_the_entry_point_answers_and_returns_its_code(tmp_path):
     command = [sys.executable, "-m", "probjax.cli"]
     found = subprocess.run(

@@ -70,6 +70,7 @@ def parent(first, tmp_path):
     return shutil.copytree(first, tmp_path / "kept")
 
 
+@pytest.mark.platforms
 def test_a_second_process_finds_what_the_first_compiled(parent):
     files = kept(parent)
     assert files
@@ -82,6 +83,7 @@ def test_only_the_user_can_read_the_programs(first):
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.platforms
 def test_a_folder_that_others_can_write_is_not_used(parent):
     (folder,) = parent.iterdir()
     folder.chmod(0o777)

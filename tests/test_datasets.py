@@ -299,6 +299,7 @@ def test_the_digits_that_scikit_learn_ships_need_no_folder(monkeypatch):
         datasets.digits()
 
 
+@pytest.mark.platforms
 def test_nothing_of_the_extras_is_imported_with_the_library():
     code = (
         "import sys, probjax, probjax.plots; "

@@ -270,6 +270,7 @@ print(digest(f), strict_digest(f), digest(optax.adam(0.1)), digest(optax.lbfgs()
 """
 
 
+@pytest.mark.platforms
 def test_digests_are_the_same_in_other_processes():
     found = set()
     for seed in ("1", "2"):

@@ -244,6 +244,7 @@ def test_what_cannot_be_trusted_or_minimised_is_said(monkeypatch):
         Ising(objective=sampled).fit(x)
 
 
+@pytest.mark.platforms
 def test_probjax_does_not_import_scikit_learn():
     code = "import sys, probjax, probjax.cli; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -171,6 +171,7 @@ def z_scores(model):
     return jax.lax.map(one, jax.random.split(jax.random.key(5), 200))
 
 
+@pytest.mark.statistics
 def test_rows_of_the_model_have_z_of_unit_variance():
     """Entries of a set are correlated, so the error is from the scatter of the sets."""
     for name, z in jax.tree.map(np.asarray, z_scores(EXACT)).items():
@@ -180,6 +181,7 @@ def test_rows_of_the_model_have_z_of_unit_variance():
         assert error < 0.06
 
 
+@pytest.mark.statistics
 def test_model_without_couplings_is_caught():
     """By every set, though it has the means of the units."""
     means = EXACT.weights @ STATES

@@ -145,6 +145,7 @@ def test_moving_parameters_of_a_kernel_compiles_nothing(hmc):
     assert not np.allclose(first, second)
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("name", ["nuts", "ghmc"])
 def test_kernels_draw_from_the_model(blackjax, name):
     """Within 5 standard errors; over 100 keys the largest of 4 was 3.3 of them."""

@@ -200,6 +200,7 @@ def test_data_without_any_unobserved_neighbour_are_refused(key):
         )
 
 
+@pytest.mark.statistics
 def test_keeping_all_neighbours_is_consistent_and_leaving_data_out_is_not(key):
     """20,000 states of 8 units: errors of the couplings, with and without."""
     truth = random_ising(1, 8, scale=0.5)

@@ -110,6 +110,7 @@ def test_weights_are_counts_and_chunks_change_nothing(x64, key):
     np.testing.assert_allclose(flat(repeated), flat(counted), rtol=1e-5)
 
 
+@pytest.mark.statistics
 def test_intervals_cover_the_truth_as_often_as_they_say(key):
     truth = random_ising(1, SIZE, scale=0.5)
     objective = MPF(ising.energy)

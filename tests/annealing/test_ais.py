@@ -60,6 +60,7 @@ def test_a_run_that_ended_goes_on_from_its_checkpoint_to_the_bit(below, key, tmp
     chex.assert_trees_all_equal(rest, whole)
 
 
+@pytest.mark.statistics
 def test_work_doubles_until_the_error_is_small(key):
     found = ais_until(
         key,

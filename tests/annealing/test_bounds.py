@@ -80,6 +80,7 @@ def tails(request):
     ]
 
 
+@pytest.mark.statistics
 def test_the_interval_covers_a_tail_that_one_side_misses(tails):
     covered = [found.lower < STUDENT_LOG_Z < found.upper for found in tails]
     assert np.mean(covered) >= 0.9

@@ -215,6 +215,7 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
         chex.assert_trees_all_close(growth, straight, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.statistics
 def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
     run = partial(
         ais,
@@ -234,6 +235,7 @@ def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
     np.testing.assert_allclose(np.std(found.log_z), claimed, rtol=0.1)
 
 
+@pytest.mark.statistics
 def test_errors_are_what_runs_scatter_by(key):
     run = partial(
         ais,

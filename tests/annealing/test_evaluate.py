@@ -42,6 +42,7 @@ evaluate = partial(
 )
 
 
+@pytest.mark.statistics
 def test_latents_are_integrated_out_row_by_row(key):
     found = evaluate(
         key, linear.gaussian, PARAMS, Gaussian(4), X, num_steps=500, pilot=Pilot()
@@ -197,6 +198,7 @@ def generative_pair(key):
     return of_model(keys[0]), of_model(keys[1])
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("pair", [analysis_pair, generative_pair])
 def test_differences_scatter_by_the_error_that_is_claimed(pair, key):
     """An error too few or one too many, as by taking all of both, would be seen."""

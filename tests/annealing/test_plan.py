@@ -20,6 +20,7 @@ from probjax.annealing.path import check_betas
 from probjax.samplers import Bounds
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("path", [Geometric(), Straight((jnp.ones(()), jnp.zeros(())))])
 def test_runs_with_a_pilot_find_log_z(path, key):
     found = ais(

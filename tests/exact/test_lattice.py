@@ -212,6 +212,7 @@ def test_spin_glass_has_zero_columns_and_the_stated_variance(key):
     assert abs(couplings.mean()) < 5 * np.sqrt(2.5 / 2400)
 
 
+@pytest.mark.statistics
 def test_units_of_a_spin_glass_are_on_half_the_time(key):
     matrix = lattice.spin_glass(key, (10, 10), variance=2.5)
     mean, second = lattice.moments(matrix, (10, 10), periodic=True)

@@ -85,6 +85,7 @@ def annealed(key, params, x):
     )
 
 
+@pytest.mark.statistics
 def test_annealing_finds_the_likelihood_of_one_site(key):
     params = jax.tree.map(as_array, model(4, 1, 1, 1, 1, noise=0.5))
     data = np.array([[0.3], [-1.2], [2.0]])

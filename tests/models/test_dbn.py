@@ -145,6 +145,7 @@ def test_the_estimated_bound_is_the_exact_one_within_its_error(key, x64):
     assert alone.stderr == 0
 
 
+@pytest.mark.statistics
 def test_draws_are_of_the_network(key):
     layers = network(3)
     start = np.tile(STATES, (250, 1))

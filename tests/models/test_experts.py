@@ -90,6 +90,7 @@ def laplace_levels(responses, strength):
     return jnp.where(responses < 0, tail, 1 - tail)
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(
     ("sample", "levels_of"),
     [

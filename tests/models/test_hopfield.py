@@ -311,6 +311,7 @@ def test_cliques_are_learned_from_a_few_of_them(key):
     assert np.all(back == cliques, axis=1).mean() > 0.99
 
 
+@pytest.mark.statistics
 def test_capacity_recovery_and_basins(key):
     of_flow = hopfield.capacity(key, hopfield.flow, 16, [2, 12, 40], num_trials=5)
     assert of_flow.patterns[:2].tolist() == [1, 1]

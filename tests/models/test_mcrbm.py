@@ -114,6 +114,7 @@ def test_integral_without_pooling_is_that_of_a_mixture_of_normals(x64):
     np.testing.assert_allclose(found, log_z, rtol=0, atol=1e-10)
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("sign", [1, -1], ids=["gating", "rising"])
 def test_annealing_finds_the_integral_of_either_sign(sign, key):
     params = model()

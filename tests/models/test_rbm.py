@@ -148,6 +148,7 @@ def test_exact_gaps_keep_nothing_of_the_size_of_all_triples():
     assert compiled.memory_analysis().temp_size_in_bytes < triples / 2
 
 
+@pytest.mark.statistics
 def test_a_machine_is_learned_back_from_its_states(key):
     chances = chances_of(machine(6))
     counts = np.random.default_rng(0).multinomial(20_000, chances)

@@ -70,6 +70,7 @@ def _odds(log_odds):
     return on, 1 - on
 
 
+@pytest.mark.statistics
 def test_fit_finds_couplings_and_log_z_within_their_errors(key):
     data = drawn_from(0, TRUTH, 10_000)
     objective = NoiseContrast(ising.energy, fit_bernoulli(data), num_noise=4)

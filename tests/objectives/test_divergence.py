@@ -114,6 +114,7 @@ def test_particles_persist_and_give_the_likelihood_gradient(key):
         np.testing.assert_allclose(mine, theirs, atol=5 * 2 * 0.5 / np.sqrt(particles))
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("name", ["contrastive", "persistent"])
 def test_fits_come_close_to_the_truth(name, key):
     truth = random_ising(3, SIZE, scale=0.5)

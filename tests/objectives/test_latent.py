@@ -133,6 +133,7 @@ def test_the_mean_gradient_is_that_of_the_likelihood(key):
         assert np.all(np.abs(mine.mean((0, 1)) - theirs) < 5 * error)
 
 
+@pytest.mark.statistics
 def test_rounds_do_not_lower_the_likelihood_beyond_noise(key):
     """EM with exact M-steps, each round's likelihood in closed form."""
     x = drawn(0, model(3), 2000)

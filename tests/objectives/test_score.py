@@ -123,6 +123,7 @@ def test_flow_along_small_steps_tends_to_score_matching(rule, constant, x64, key
     assert abs(extrapolated) < 1e-2 * abs(errors[1])
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("make", [CubeSteps, BallSteps, GaussianSteps])
 def test_sampled_steps_tend_to_score_matching(make, x64, key):
     """Within five standard errors of the limit, with a bias too small to see."""

@@ -102,6 +102,7 @@ def test_a_step_is_the_transition_that_leaves_the_model_unchanged(name):
         assert_drawn_from(found, matrix[number])
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("name", ["random", "proposal"])
 def test_drawn_neighbours_are_accepted_by_their_ratio(name):
     """From the model's own distribution one step leads back to it."""

@@ -177,6 +177,7 @@ def test_every_sampler_may_be_tempered(inner, key):
     chex.assert_trees_all_close(replicas, fresh, atol=1e-4)
 
 
+@pytest.mark.statistics
 def test_tempering_weighs_two_deep_modes_that_a_heat_bath_alone_does_not_leave(key):
     size, chains = 10, 1000
     upper = np.triu(np.random.default_rng(0).normal(0.5, 0.05, (size, size)), 1)

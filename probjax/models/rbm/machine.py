@@ -127,11 +127,16 @@ def gaps_by_products(
     turn = 1 - 2 * x
     q, z = -jnp.tanh(weight / 4), jnp.tanh((x @ weight + hidden_bias) / 2)
     gaps = turn * (visible_bias + weight.sum(1) / 2) - jnp.log1p(-(q**2)).sum(1)
-    power, before, chebyshev = q, jnp.ones_like(z), z
-    for p in range(1, num_products + 1):
+
+    # In a loop: written out, the products of all branches take seconds to trace.
+    def add(carry, p):
+        gaps, power, before, chebyshev = carry
         term = (2 / p) * (power @ chebyshev)
-        gaps = gaps - (turn * term if p % 2 else term)
-        power, before, chebyshev = power * q, chebyshev, 2 * z * chebyshev - before
+        gaps = gaps - jnp.where(p % 2 == 1, turn * term, term)
+        return (gaps, power * q, chebyshev, 2 * z * chebyshev - before), None
+
+    orders = jnp.arange(1, num_products + 1, dtype=z.dtype)
+    (gaps, *_), _ = jax.lax.scan(add, (gaps, q, jnp.ones_like(z), z), orders)
     return gaps
 
 
