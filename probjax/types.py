@@ -166,8 +166,11 @@ def _register(cls, fields):
         return list(zip(names, leaves, strict=True)), static
 
     def unflatten(static, leaves):
-        fields = zip([*data, *meta], [*leaves, *static], strict=True)
-        return cls(**dict(fields))
+        # Without `__post_init__`: jax also rebuilds recipes from objects that are not
+        # values, as in `jax.jit(f).lower(recipe)`.
+        self = object.__new__(cls)
+        vars(self).update(zip([*data, *meta], [*leaves, *static], strict=True))
+        return self
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
@@ -271,18 +274,14 @@ def check_role(
 
 
 def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
-    """Raise if a recipe's parts are none, or do not inherit from `interface`.
-
-    Placeholders, with which jax rebuilds recipes, are let through.
-    """
+    """Raise if a recipe's parts are none, or do not inherit from `interface`."""
     if not parts:
         raise ValueError(
             f"{name} must hold at least one {interface.__name__}, such as {example}, "
             "got none"
         )
     for part in parts:
-        if part is not None and type(part) is not object:
-            check_role(name, part, interface, example)
+        check_role(name, part, interface, example)
 
 
 def check_key(key: Any) -> None:

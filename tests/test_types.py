@@ -1,8 +1,9 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from probjax import L1, L2
+from probjax import L1, L2, Gaussian
 from probjax.samplers import SwendsenWang, Wolff
 from probjax.types import closed_form, closed_forms, float_dtype, recipe, static
 
@@ -87,3 +88,13 @@ def test_recipes_of_other_classes_are_other_structures():
 def test_paths_to_the_leaves_of_a_recipe_are_its_fields():
     leaves, _ = jax.tree_util.tree_flatten_with_path(Knobs(1.0, (2.0,)))
     assert [jax.tree_util.keystr(path) for path, _ in leaves] == [".step", ".extra[0]"]
+
+
+def test_functions_of_recipes_can_be_lowered_and_described():
+    """jax rebuilds recipes from objects that are not values, which no check accepts."""
+    base = Gaussian(3, mean=np.ones(3), scale=2.0)
+    lowered = jax.jit(lambda base: base.log_z).lower(base)
+    assert "stablehlo" in lowered.as_text()
+    shapes = jax.tree.map(jnp.shape, base)
+    assert isinstance(shapes, Gaussian)
+    assert shapes.mean == (3,)
