@@ -22,15 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table
-from probjax import (
-    MPF,
-    Corrupted,
-    FixedFlips,
-    IndependentFlips,
-    fit,
-    hopfield,
-    plots,
-)
+from probjax import MPF, Corrupted, FixedFlips, IndependentFlips, fit, hopfield, plots
 from probjax.corruption import Corruption
 from probjax.plots import BLUE, ORANGE
 

@@ -18,7 +18,6 @@ from probjax import (
     plots,
     preprocessing,
     samplers,
-    storage,
 )
 from probjax.annealing import (
     Bernoulli,
@@ -33,7 +32,6 @@ from probjax.annealing import (
     sandwich,
 )
 from probjax.blocks import Blocks
-from probjax.checkpoint import Checkpoint
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -51,7 +49,6 @@ from probjax.connectivity import (
 from probjax.corruption import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data import unique_rows
 from probjax.devices import spread
-from probjax.driver import Watch
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
@@ -111,6 +108,7 @@ from probjax.objectives.velocity import MinimumVelocity
 from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import annealing_bar, draws_bar, progress_bar, rows_bar
+from probjax.runs import Checkpoint, Watch, storage
 from probjax.samplers import (
     HMC,
     HeatBath,

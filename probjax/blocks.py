@@ -18,7 +18,7 @@ import numpy as np
 
 from probjax.data import as_data, mean_of_observed, refuse_mask
 from probjax.devices import placed
-from probjax.digest import digest
+from probjax.runs.digest import digest
 from probjax.types import (
     Array,
     Data,

@@ -9,14 +9,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from probjax import couplings, families, goodness, plots, storage, tables
-from probjax.archives import array_names
+from probjax import couplings, families, goodness, plots, tables
 from probjax.exact.streaming import LIMIT
 from probjax.families import FAMILIES, Model
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L1, L2
+from probjax.runs import storage
+from probjax.runs.npz import array_names
 from probjax.types import Data
 
 _OBJECTIVES = {

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probjax.archives import read_arrays
+from probjax.runs.npz import read_arrays
 
 FOLDER_VARIABLE = "PROBJAX_DATA"
 _VAN_HATEREN = (1024, 1536)

@@ -23,7 +23,6 @@ from probjax.blocks import Blocks, Surveyed, survey
 from probjax.checks import at_once, holds, is_finite
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
-from probjax.driver import Job, Watch, driver, run
 from probjax.passes import check_context, out_of_core
 from probjax.rounds import (
     Plan,
@@ -35,6 +34,7 @@ from probjax.rounds import (
     start_compiled,
 )
 from probjax.rows import default_chunk_size, loss_over_rows
+from probjax.runs.driver import Job, Watch, driver, run
 from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probjax.archives import PickledError, array_names, read_array, read_arrays
+from probjax.runs.npz import PickledError, array_names, read_array, read_arrays
 
 SPINS = ("-1", "1")
 MOST_LETTERS = 1000

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data import num_rows, refuse_mask
-from probjax.driver import driver
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,
@@ -30,6 +29,7 @@ from probjax.fitting import (
     warn_of_unbounded,
 )
 from probjax.rows import cut_chunk, default_chunk_size, loss_over_rows
+from probjax.runs.driver import driver
 from probjax.types import (
     Array,
     Chart,

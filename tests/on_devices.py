@@ -30,7 +30,6 @@ from probjax import (
     Watch,
     ais,
     blocks,
-    checkpoint,
     fit,
     ising,
     linear,
@@ -44,6 +43,7 @@ from probjax import (
     unique_rows,
 )
 from probjax.devices import each, on_host, spread
+from probjax.runs import checkpoint
 from probjax.samplers import run
 from probjax.samplers.hmc import reduced_flip
 from probjax.samplers.observers import Store

@@ -41,7 +41,7 @@ from probjax import (
     sandwich,
     storage,
 )
-from probjax.digest import digest
+from probjax.runs.digest import digest
 from probjax.types import as_array
 
 TESTS = Path(__file__).parent

@@ -14,9 +14,10 @@ import optax
 import pytest
 
 import probjax
-from probjax import Checkpoint, checkpoint_files, locks, storage
-from probjax.checkpoint import opened
+from probjax import Checkpoint, storage
 from probjax.random import keys_of
+from probjax.runs import checkpoint_files, locks
+from probjax.runs.checkpoint import opened
 from probjax.types import as_array
 
 ROOT = Path(probjax.__file__).parents[1]
@@ -163,7 +164,7 @@ def test_two_threads_cannot_open_one_checkpoint(tmp_path):
 HOLDER = """
 import sys, time
 from probjax import Checkpoint
-from probjax.checkpoint import opened
+from probjax.runs.checkpoint import opened
 with opened(Checkpoint(sys.argv[1]), "job", {}) as run:
     if len(sys.argv) > 2:
         import os

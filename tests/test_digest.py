@@ -19,8 +19,9 @@ import optax
 import pytest
 
 import probjax
-from probjax import HMC, MPF, contents, ising
-from probjax.digest import canonical, digest, strict_digest
+from probjax import HMC, MPF, ising
+from probjax.runs import contents
+from probjax.runs.digest import canonical, digest, strict_digest
 from probjax.types import closed_form, recipe, static
 
 ROOT = Path(probjax.__file__).parents[1]
@@ -248,7 +249,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import optax
-from probjax.digest import digest, strict_digest
+from probjax.runs.digest import digest, strict_digest
 
 class Odd:
     def __init__(self, a):

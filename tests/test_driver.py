@@ -25,7 +25,6 @@ from probjax import (
     Watch,
     ais,
     ais_until,
-    driver,
     energy_scores,
     fit,
     fit_whitened,
@@ -37,7 +36,8 @@ from probjax import (
     sample_mean,
     sandwich,
 )
-from probjax.driver import Job, run, run_in_turn
+from probjax.runs import driver
+from probjax.runs.driver import Job, run, run_in_turn
 
 PACKAGE = Path(probjax.__file__).parent
 KEY = jax.random.key(20120501)

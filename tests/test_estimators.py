@@ -12,15 +12,7 @@ from sklearn.preprocessing import Binarizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_models import all_states
 
-from probjax import (
-    L1,
-    PersistentDivergence,
-    families,
-    hopfield,
-    ising,
-    potts,
-    rbm,
-)
+from probjax import L1, PersistentDivergence, families, hopfield, ising, potts, rbm
 from probjax.estimators import RBM, Hopfield, Ising, Potts
 from probjax.samplers import HeatBath
 

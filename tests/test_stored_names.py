@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 import probjax
-from probjax import Checkpoint, ising, storage, stored_names
-from probjax.checkpoint import opened
-from probjax.stored_names import NAMES, NAMES_OF_0_1_0
+from probjax import Checkpoint, ising, storage
+from probjax.runs import stored_names
+from probjax.runs.checkpoint import opened
+from probjax.runs.stored_names import NAMES, NAMES_OF_0_1_0
 
 FILES = Path(__file__).parent / "data" / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
-    annealing.course:Course annealing.pilot:Adaptation blocks:Blocks blocks:Surveyed
-    annealing.ais:Settings annealing.bridge:Bridge annealing.path:Ends
-    checkpoint_files:Form connectivity.general:Listed driver:Job driver:Watch
-    connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
-    descent:Optax descent:Problem families:Family interop:Blackjax
-    natural.streamed:Streamed natural.scores:Given natural.scores:Metric
-    natural.scores:Scores objectives.contrast:NoiseContrast
+    annealing.ais:Settings annealing.bridge:Bridge annealing.course:Course
+    annealing.path:Ends annealing.pilot:Adaptation blocks:Blocks blocks:Surveyed
+    connectivity.general:Listed connectivity.general:Proposal connectivity.steps:Shape
+    connectivity.steps:Steps descent:Optax descent:Problem families:Family
+    interop:Blackjax natural.scores:Given natural.scores:Metric natural.scores:Scores
+    natural.streamed:Streamed objectives.contrast:NoiseContrast
     objectives.corrupted:Corrupted objectives.divergence:ContrastiveDivergence
     objectives.divergence:PersistentDivergence objectives.flow:PersistentMPF
     objectives.gaps:GapObjective objectives.latent:EM
@@ -33,15 +33,15 @@ HOLD_FUNCTIONS = """
     objectives.score:ScoreMatching objectives.score:ScoreMatchingBySteps
     objectives.sparse:Sparse objectives.velocity:MinimumVelocity potential:Conditioned
     potential:Potential proximal:Proximal rounds:Plan rounds:Space
-    samplers.gibbs:HeatBath samplers.hmc:HMC samplers.hmc:Leap
-    samplers.observers:Average samplers.tuning:Spread
+    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath
+    samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Tuning annealing.pilot:Found batches:Batches blocks:Block
-    checkpoint:Checkpoint checkpoint_files:Header checkpoint_files:Saved
-    contents:Content contents:Names
+    annealing.pilot:Found annealing.pilot:Tuning batches:Batches blocks:Block
     exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space
-    rounds:Run samplers.cluster:Bonds samplers.following:Moved samplers.hmc:Choice
+    rounds:Run runs.checkpoint:Checkpoint runs.checkpoint_files:Header
+    runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
+    samplers.cluster:Bonds samplers.following:Moved samplers.hmc:Choice
     samplers.observers:Averaged samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
@@ -171,7 +171,7 @@ def test_fields_of_0_1_0_that_were_renamed_or_removed_are_translated(
     [
         ("potts.Gone", "it holds a potts.Gone, unknown to this version"),
         ("probjax.potts:Gone", "unknown to this version"),
-        ("probjax.stored_names:NAMES", "unknown to this version"),
+        ("probjax.runs.stored_names:NAMES", "unknown to this version"),
         ("os:getcwd", "pass like="),
         ("optax:adam", "not a record"),
     ],

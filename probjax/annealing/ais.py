@@ -43,7 +43,7 @@ from probjax.annealing.planning import (
     started,
 )
 from probjax.devices import check_even
-from probjax.driver import Job, Watch, driver, run, run_in_turn
+from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,
     ArrayLike,

@@ -34,7 +34,7 @@ from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.checks import holds, is_finite
 from probjax.data import as_data, num_rows
-from probjax.driver import Watch, driver, run, run_in_turn
+from probjax.runs.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,
     ArrayLike,

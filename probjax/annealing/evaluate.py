@@ -28,7 +28,7 @@ from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import FEW, Bracket
 from probjax.data import as_data, refuse_mask
 from probjax.devices import on_host
-from probjax.driver import driver
+from probjax.runs.driver import driver
 from probjax.types import (
     Array,
     ArrayLike,

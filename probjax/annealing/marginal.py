@@ -30,8 +30,8 @@ from probjax.annealing.planning import advanced, make_plan
 from probjax.batches import take
 from probjax.data import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
-from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Conditioned
+from probjax.runs.driver import Job, Watch, driver, run
 from probjax.types import (
     Array,
     ArrayLike,

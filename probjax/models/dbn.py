@@ -37,9 +37,9 @@ from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
 from probjax.annealing.evaluate import shares_of
 from probjax.connectivity.flips import binary
 from probjax.data import as_data, num_rows, refuse_mask
-from probjax.driver import Watch
 from probjax.exact import enumeration
 from probjax.models import rbm
+from probjax.runs.driver import Watch
 from probjax.samplers import run
 from probjax.types import (
     Array,

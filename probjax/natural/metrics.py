@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data import as_data, refuse_mask
-from probjax.driver import full_precision
 from probjax.natural.linear import Linear, check_fits
 from probjax.natural.scores import MetricSource, as_scores
+from probjax.runs.driver import full_precision
 from probjax.types import Array, Data, Float, Params, PyTree
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from probjax import random
 from probjax.checks import holds, is_finite
 from probjax.devices import apart, each
-from probjax.driver import Job, Watch, driver, run
 from probjax.potential import Potential, check_energy, potential
+from probjax.runs.driver import Job, Watch, driver, run
 from probjax.samplers.observers import Average, Averaged, Observer, Store
 from probjax.types import (
     Array,

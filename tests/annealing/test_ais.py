@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from annealing_models import GAUSSIAN, PARAMS, crooked, crooked_log_z
 
-from probjax import (
-    HMC,
-    Checkpoint,
-    GaussianSteps,
-    HeatBath,
-    Metropolis,
-    Watch,
-    experts,
-)
+from probjax import HMC, Checkpoint, GaussianSteps, HeatBath, Metropolis, Watch, experts
 from probjax.annealing import (
     Bernoulli,
     Categorical,

@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 from small_models import all_states
 
-from probjax import (
-    Data,
-    GradientNorm,
-    MaximumLikelihood,
-    annealing,
-    dbn,
-    fit,
-    rbm,
-)
+from probjax import Data, GradientNorm, MaximumLikelihood, annealing, dbn, fit, rbm
 from probjax.random import keys_of
 from probjax.types import as_array
 

@@ -9,16 +9,7 @@ import optax
 import pytest
 from small_models import all_states
 
-from probjax import (
-    L2,
-    MPF,
-    Corrupted,
-    Data,
-    FixedFlips,
-    fit,
-    hopfield,
-    ising,
-)
+from probjax import L2, MPF, Corrupted, Data, FixedFlips, fit, hopfield, ising
 from probjax.random import keys_of
 from probjax.types import as_array
 

@@ -9,15 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from probjax import (
-    L2,
-    MPF,
-    ContrastiveDivergence,
-    MaximumLikelihood,
-    exact,
-    fit,
-    rbm,
-)
+from probjax import L2, MPF, ContrastiveDivergence, MaximumLikelihood, exact, fit, rbm
 
 pytestmark = pytest.mark.statistics
 

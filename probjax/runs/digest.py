@@ -1,7 +1,7 @@
 """Stable hashes of a driver's arguments, and one object for all that are equal.
 
 The digest of a value is a hash of the graph of objects that it is made of
-(`probjax.contents`). It is the same in every process, for equal values that are
+(`probjax.runs.contents`). It is the same in every process, for equal values that are
 distinct objects, and for values that refer to themselves: objects on no cycle are
 hashed after their parts; for those that reach a cycle, hashes of label and parts are
 iterated until they separate no more objects, as in the minimisation of automata.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from probjax.contents import UnknownError, content
+from probjax.runs.contents import UnknownError, content
 
 Value = TypeVar("Value")
 

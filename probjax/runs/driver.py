@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
-from probjax.checkpoint import Checkpoint, opened
 from probjax.devices import on_mesh
-from probjax.digest import canonical
+from probjax.runs.checkpoint import Checkpoint, opened
+from probjax.runs.digest import canonical
 from probjax.types import check_count, is_concrete, recipe, static
 
 Arguments = ParamSpec("Arguments")

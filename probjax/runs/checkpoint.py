@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from probjax.checkpoint_files import Form, Header, Saved, form_of, this_version
 from probjax.devices import layout_of
-from probjax.digest import digest
-from probjax.locks import locked
+from probjax.runs.checkpoint_files import Form, Header, Saved, form_of, this_version
+from probjax.runs.digest import digest
+from probjax.runs.locks import locked
 from probjax.types import PyTree, is_concrete, recipe, static
 
 

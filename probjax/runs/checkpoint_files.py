@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from probjax import storage
 from probjax.devices import Layout, laid_out, on_host, place_of
+from probjax.runs import storage
 from probjax.types import as_array
 
 

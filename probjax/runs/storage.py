@@ -2,9 +2,9 @@
 
 A file is a NumPy `.npz` with one array per leaf and a description, in JSON, of the tree
 that holds them: dictionaries, lists, tuples, records and recipes. Classes are written
-by registered name (`probjax.stored_names`), and only classes of probjax and optax are
-restored, so that a file cannot make a program import anything else. A tree that holds
-other classes is loaded with `like`. Files of version 0.1.0 can be loaded, too.
+by registered name (`probjax.runs.stored_names`), and only classes of probjax and optax
+are restored, so that a file cannot make a program import anything else. A tree that
+holds other classes is loaded with `like`. Files of version 0.1.0 can be loaded, too.
 """
 
 import json
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.archives import read_arrays
-from probjax.stored_names import (
+from probjax.runs.npz import read_arrays
+from probjax.runs.stored_names import (
     FIELDS_OF_0_1_0,
     NAMES_OF_0_1_0,
     class_of,

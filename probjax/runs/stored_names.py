@@ -35,7 +35,7 @@ NAMES: dict[str, str] = {
     "charts.Composed": "probjax.charts:Composed",
     "charts.Frozen": "probjax.charts:Frozen",
     "charts.Positive": "probjax.charts:Positive",
-    "checkpoint.FirstHeader": "probjax.checkpoint_files:FirstHeader",
+    "checkpoint.FirstHeader": "probjax.runs.checkpoint_files:FirstHeader",
     "cluster.State": "probjax.samplers.cluster:ClusterState",
     "ColourGibbs": "probjax.samplers.gibbs:ColourGibbs",
     "Comparison": "probjax.goodness:Comparison",

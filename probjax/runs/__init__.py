@@ -1,0 +1,7 @@
+"""Long runs: the loop of every driver, checkpoints, digests and saved files."""
+
+from probjax.runs import storage
+from probjax.runs.checkpoint import Checkpoint
+from probjax.runs.driver import Watch
+
+__all__ = ["Checkpoint", "storage", "Watch"]
