@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.harness import Options, Table
 from probjax import MPF, Corrupted, FixedFlips, IndependentFlips, fit, hopfield, plots
-from probjax.corruption import Corruption
+from probjax.data.corruption import Corruption
 from probjax.plots import BLUE, ORANGE
 
 FIGURE = Path("out/hopfield_corrupt.png")

@@ -6,9 +6,7 @@ exp(-energy). Everything else here works on any such function.
 
 from probjax import (
     annealing,
-    blocks,
     charts,
-    datasets,
     devices,
     diagnostics,
     exact,
@@ -16,7 +14,6 @@ from probjax import (
     interop,
     natural,
     plots,
-    preprocessing,
     samplers,
 )
 from probjax.annealing import (
@@ -31,7 +28,6 @@ from probjax.annealing import (
     reverse_ais,
     sandwich,
 )
-from probjax.blocks import Blocks
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -46,8 +42,16 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
-from probjax.corruption import FixedFlips, GreyLevels, IndependentFlips
-from probjax.data import unique_rows
+from probjax.data import (
+    Blocks,
+    FixedFlips,
+    GreyLevels,
+    IndependentFlips,
+    blocks,
+    datasets,
+    preprocessing,
+    unique_rows,
+)
 from probjax.devices import spread
 from probjax.fitting import (
     ConvergenceWarning,

@@ -19,9 +19,9 @@ import numpy as np
 import optax
 
 from probjax.batches import rows_per_round
-from probjax.blocks import Blocks, Surveyed, survey
 from probjax.checks import at_once, holds, is_finite
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.blocks import Blocks, Surveyed, survey
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.passes import check_context, out_of_core
 from probjax.rounds import (

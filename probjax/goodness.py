@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, num_rows
+from probjax.data.rows import as_data, num_rows
 from probjax.rows import cut_chunk
 from probjax.types import (
     Array,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.data import num_rows
+from probjax.data.rows import num_rows
 from probjax.potential import Potential
 from probjax.samplers.gibbs import HeatBath
 from probjax.types import (

@@ -18,7 +18,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import at_once
-from probjax.data import num_rows
+from probjax.data.rows import num_rows
 from probjax.types import Array, Connectivity, Data, Moves, State
 
 BATCH = 32

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.blocks import Block, Surveyed, same_blocks
+from probjax.data.blocks import Block, Surveyed, same_blocks
 from probjax.descent import Problem
 from probjax.devices import placed
 from probjax.rounds import (

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from probjax.checks import holds, namespace
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting import fit
 from probjax.stopping import GradientNorm, StoppingRule, default_tolerance
 from probjax.types import (

@@ -15,7 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.batches import Batches, deal, new_deck, next_batch, put, take
-from probjax.data import num_rows
+from probjax.data.rows import num_rows
 from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.devices import apart, on_host
 from probjax.proximal import Proximal

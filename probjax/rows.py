@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.data import num_rows
+from probjax.data.rows import num_rows
 from probjax.devices import num_devices
 from probjax.types import (
     Array,

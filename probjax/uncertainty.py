@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.data import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting import loss
 from probjax.path import Path, fit_path
 from probjax.stopping import StoppingRule

@@ -35,8 +35,8 @@ from probjax import (
     rbm,
     recipe,
 )
-from probjax.blocks import survey
-from probjax.data import as_data
+from probjax.data.blocks import survey
+from probjax.data.rows import as_data
 from probjax.passes import _batches
 from probjax.rounds import Plan
 

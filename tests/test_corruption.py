@@ -17,7 +17,7 @@ from probjax import (
     fit,
     ising,
 )
-from probjax.corruption import flip_some
+from probjax.data.corruption import flip_some
 from probjax.random import key_of
 from probjax.types import as_array
 

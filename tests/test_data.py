@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from probjax import Data, unique_rows
-from probjax.data import as_data
+from probjax.data.rows import as_data
 
 
 def test_unique_rows_count_their_copies():

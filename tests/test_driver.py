@@ -274,7 +274,7 @@ def test_the_confirming_run_is_not_cut_by_the_most_steps():
 
 
 def test_rows_on_disk_are_refused_inside_jit():
-    source = probjax.blocks.from_array(BITS.astype(np.float32), rows_per_block=10)
+    source = probjax.data.blocks.from_array(BITS.astype(np.float32), rows_per_block=10)
 
     @jax.jit
     def learn(params):

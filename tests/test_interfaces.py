@@ -64,7 +64,7 @@ from probjax import (
     sandwich,
     uncertainty,
 )
-from probjax.corruption import Corruption
+from probjax.data.corruption import Corruption
 from probjax.descent import DescentMethod
 from probjax.forwarding import ForwardingObjective, ForwardingSampler
 from probjax.natural import Regulariser, Structure, draws_of

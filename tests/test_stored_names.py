@@ -21,11 +21,11 @@ EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
     annealing.ais:Settings annealing.bridge:Bridge annealing.course:Course
-    annealing.path:Ends annealing.pilot:Adaptation blocks:Blocks blocks:Surveyed
-    connectivity.general:Listed connectivity.general:Proposal connectivity.steps:Shape
-    connectivity.steps:Steps descent:Optax descent:Problem families:Family
-    interop:Blackjax natural.scores:Given natural.scores:Metric natural.scores:Scores
-    natural.streamed:Streamed objectives.contrast:NoiseContrast
+    annealing.path:Ends annealing.pilot:Adaptation connectivity.general:Listed
+    connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
+    data.blocks:Blocks data.blocks:Surveyed descent:Optax descent:Problem
+    families:Family interop:Blackjax natural.scores:Given natural.scores:Metric
+    natural.scores:Scores natural.streamed:Streamed objectives.contrast:NoiseContrast
     objectives.corrupted:Corrupted objectives.divergence:ContrastiveDivergence
     objectives.divergence:PersistentDivergence objectives.flow:PersistentMPF
     objectives.gaps:GapObjective objectives.latent:EM
@@ -37,7 +37,7 @@ HOLD_FUNCTIONS = """
     samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning batches:Batches blocks:Block
+    annealing.pilot:Found annealing.pilot:Tuning batches:Batches data.blocks:Block
     exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space
     rounds:Run runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names

@@ -10,7 +10,7 @@ from probjax.annealing.base import Gaussian, Laplace
 from probjax.annealing.base_discrete import Bernoulli, Categorical
 from probjax.connectivity.flips import binary
 from probjax.connectivity.sites import letters, one_hot
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.types import Array, ArrayLike, Data, Float, floating, is_concrete
 
 

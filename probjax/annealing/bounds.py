@@ -33,7 +33,7 @@ from probjax.annealing.checks import check_states
 from probjax.annealing.path import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.checks import holds, is_finite
-from probjax.data import as_data, num_rows
+from probjax.data.rows import as_data, num_rows
 from probjax.runs.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,

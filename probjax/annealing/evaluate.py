@@ -26,7 +26,7 @@ import numpy as np
 
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import FEW, Bracket
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.devices import on_host
 from probjax.runs.driver import driver
 from probjax.types import (

@@ -28,7 +28,7 @@ from probjax.annealing.pilot import Pilot
 from probjax.annealing.plan import Plan
 from probjax.annealing.planning import advanced, make_plan
 from probjax.batches import take
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
 from probjax.potential import Conditioned
 from probjax.runs.driver import Job, Watch, driver, run

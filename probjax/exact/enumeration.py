@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.nn import logsumexp
 
 from probjax.connectivity.sites import letters
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.exact.streaming import (
     blocks,
     count_states,

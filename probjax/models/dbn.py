@@ -36,7 +36,7 @@ from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
 from probjax.annealing.evaluate import shares_of
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
 from probjax.models import rbm
 from probjax.runs.driver import Watch

@@ -19,7 +19,7 @@ import numpy as np
 
 from probjax.checks import holds, namespace
 from probjax.connectivity.flips import binary, is_spin
-from probjax.data import as_data, mean_of_observed
+from probjax.data.rows import as_data, mean_of_observed
 from probjax.devices import on_host
 from probjax.types import (
     Array,

@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.natural.linear import Linear, check_fits
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.runs.driver import full_precision

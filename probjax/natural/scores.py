@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from probjax.data import as_data, num_rows
+from probjax.data.rows import as_data, num_rows
 from probjax.fitting import of_kind
 from probjax.natural.linear import Known, Linear, Table, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream

@@ -29,8 +29,8 @@ import numpy as np
 import optax
 
 from probjax import exact
-from probjax.data import as_data
-from probjax.data import num_rows as count_rows
+from probjax.data.rows import as_data
+from probjax.data.rows import num_rows as count_rows
 from probjax.natural.factors import Report
 from probjax.natural.linear import Table
 from probjax.natural.metrics import linearised

@@ -23,7 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.fitting import Fit, fit_job
 from probjax.natural.factors import eigen, refuse_singular, report_of

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from probjax.checks import holds
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.models import ising
 from probjax.types import Array, ArrayLike, Data, Float
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.data import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_mask
 from probjax.potential import check_energy
 from probjax.types import (
     Base,

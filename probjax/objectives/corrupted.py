@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from probjax.connectivity.flips import binary
-from probjax.corruption import Corruption
-from probjax.data import refuse_mask
+from probjax.data.corruption import Corruption
+from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
 from probjax.types import (
     Context,
@@ -65,7 +65,7 @@ class Corrupted(ForwardingObjective):
             self.corruption,
             Corruption,
             "FixedFlips(1)",
-            home="probjax.corruption",
+            home="probjax.data.corruption",
         )
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.connectivity import BitFlips
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.particles import (
     Particles,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds, is_whole
-from probjax.data import refuse_mask
+from probjax.data.rows import refuse_mask
 from probjax.missing import (
     draw_from_model,
     draw_from_others,

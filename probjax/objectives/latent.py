@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.annealing.checks import check_target
-from probjax.data import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned
 from probjax.samplers.following import check_acceptance, first_step, move_chains

@@ -16,7 +16,7 @@ import jax
 from probjax import exact
 from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.sites import letters
-from probjax.data import refuse_mask
+from probjax.data.rows import refuse_mask
 from probjax.potential import check_energy, check_normalisable, unbounded
 from probjax.types import (
     Context,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import OneFlip, num_sites
-from probjax.data import as_data, num_rows
+from probjax.data.rows import as_data, num_rows
 from probjax.fitting import Fit, fit
 from probjax.missing import draw_from_others
 from probjax.objectives.flow import MPF

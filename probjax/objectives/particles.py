@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.data import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.following import first_step, move_chains

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.data import refuse_mask
+from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
 from probjax.types import (
     Array,

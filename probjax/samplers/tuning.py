@@ -23,7 +23,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import num_sites
-from probjax.data import as_data, num_rows
+from probjax.data.rows import as_data, num_rows
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver
 from probjax.types import (

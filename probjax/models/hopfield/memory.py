@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.connectivity.flips import binary
-from probjax.corruption import flip_some
+from probjax.data.corruption import flip_some
 from probjax.models.hopfield.network import Params, recall
 from probjax.models.hopfield.rules import Learned
 from probjax.types import (

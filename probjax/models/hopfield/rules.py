@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting import ConvergenceWarning, fit
 from probjax.models.hopfield.network import (
     Params,

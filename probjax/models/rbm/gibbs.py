@@ -18,7 +18,7 @@ from probjax.annealing.base_discrete import Bernoulli
 from probjax.annealing.base_fits import fit_bernoulli, with_one_more
 from probjax.annealing.path import Ends, Path
 from probjax.connectivity.flips import binary
-from probjax.data import as_data, mean_of_observed
+from probjax.data.rows import as_data, mean_of_observed
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.samplers.lazily import together

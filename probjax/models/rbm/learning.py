@@ -17,7 +17,7 @@ training restricted Boltzmann machines" (2010).
 import jax
 import jax.numpy as jnp
 
-from probjax.data import as_data, mean_of_observed, refuse_mask
+from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.models.rbm.machine import Params, hidden_means
 from probjax.types import Array, ArrayLike, Chart, Data, Float, floating, recipe
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from probjax import random
 from probjax.checks import holds, is_finite
-from probjax.data import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.types import (
     Array,
     ArrayLike,

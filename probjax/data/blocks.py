@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.data import as_data, mean_of_observed, refuse_mask
+from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.devices import placed
 from probjax.runs.digest import digest
 from probjax.types import (

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from probjax.checks import holds
 from probjax.connectivity.flips import binary
-from probjax.preprocessing import binarise_randomly
+from probjax.data.preprocessing import binarise_randomly
 from probjax.types import (
     Array,
     ArrayLike,
