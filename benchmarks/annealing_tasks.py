@@ -17,13 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing import (
-    Gaussian,
-    Pilot,
-    ais,
-    marginal_log_likelihood,
-    sandwich,
-)
+from probjax.annealing import Pilot, ais, marginal_log_likelihood, sandwich
+from probjax.bases import Gaussian
 from probjax.models import experts, linear
 from probjax.types import Array, Energy, PRNGKeyArray, Sampler
 

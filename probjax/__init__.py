@@ -6,6 +6,7 @@ exp(-energy). Everything else here works on any such function.
 
 from probjax import (
     annealing,
+    bases,
     charts,
     devices,
     diagnostics,
@@ -17,9 +18,6 @@ from probjax import (
     samplers,
 )
 from probjax.annealing import (
-    Bernoulli,
-    Gaussian,
-    Laplace,
     ais,
     ais_until,
     compare,
@@ -28,6 +26,7 @@ from probjax.annealing import (
     reverse_ais,
     sandwich,
 )
+from probjax.bases import Bernoulli, Gaussian, Laplace
 from probjax.connectivity import (
     AllFlips,
     BallSteps,
@@ -216,6 +215,7 @@ __all__ = [
     "ais_until",
     "annealing",
     "annealing_bar",
+    "bases",
     "bilinear",
     "blocks",
     "charts",

@@ -16,18 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import exact
-from probjax.annealing import (
-    Annealed,
-    Bernoulli,
-    Bracket,
-    Categorical,
-    ais,
-    fit_bernoulli,
-    fit_categorical,
-    sandwich,
-)
+from probjax.annealing import Annealed, Bracket, ais, sandwich
 from probjax.annealing.bounds import FEW
 from probjax.annealing.path import Path
+from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.streaming import digits
 from probjax.fitting import Fit, fit

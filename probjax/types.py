@@ -379,7 +379,7 @@ class Energy(Protocol):
 class Data(NamedTuple):
     """Observed rows.
 
-    >>> from probjax.annealing import fit_gaussian
+    >>> from probjax.bases import fit_gaussian
     >>> rows = Data(jnp.array([[0.0], [4.0]]), weights=jnp.array([3.0, 1.0]))
     >>> fit_gaussian(rows).mean.tolist()
     [1.0]

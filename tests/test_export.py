@@ -20,7 +20,7 @@ from probjax import (
     HeatBath,
     NoiseContrast,
     ais,
-    annealing,
+    bases,
     energy_scores,
     fit,
     ising,
@@ -136,7 +136,7 @@ def quadratic(params, x):
 
 
 def discrete(key, params, x):
-    base = annealing.Bernoulli(4)
+    base = bases.Bernoulli(4)
     plan = {"sampler": HeatBath(), "num_particles": 8, "num_steps": 20}
     annealed = ais(key, ising.energy, params, base, resample_below=0.5, **plan)
     return log_likelihood(ising.energy, params, x, annealed).value

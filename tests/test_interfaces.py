@@ -45,6 +45,7 @@ from probjax import (
     ais,
     ais_until,
     annealing,
+    bases,
     blocks,
     charts,
     cross_validate,
@@ -463,7 +464,7 @@ def test_a_minimal_base_works_wherever_one_is_taken():
     assert agrees(found, LOG_Z)
     both = sandwich(*args, Uniform(), BITS, **run)
     assert np.isfinite(both.forward.log_z)
-    product = annealing.Product({"a": Uniform(2), "b": Uniform(1)})
+    product = bases.Product({"a": Uniform(2), "b": Uniform(1)})
     np.testing.assert_allclose(product.log_z, 3 * np.log(2), rtol=1e-6)
     x = np.random.default_rng(0).normal(size=(10, 2))
     noise = NoiseContrast(quadratic, Normal())
@@ -635,7 +636,7 @@ def test_a_base_and_a_sampler_of_other_states_are_refused():
         ais(*args, Bernoulli(3), sampler=HMC(0.1), **ANNEAL)
     with pytest.raises(ValueError, match="sampler must move reals, which Gaussian"):
         ais(*args, Gaussian(3), sampler=HeatBath(), **ANNEAL)
-    mixed = annealing.Product({"a": Gaussian(2), "b": Bernoulli(1)})
+    mixed = bases.Product({"a": Gaussian(2), "b": Bernoulli(1)})
     with pytest.raises(ValueError, match="sampler must move states of several kinds"):
         ais(KEY, quadratic, 1.0, mixed, sampler=HMC(0.1), **ANNEAL)
     with pytest.raises(ValueError, match="sampler must move bits, which Bernoulli"):

@@ -41,7 +41,7 @@ from probjax import (
     uncertainty,
     unique_rows,
 )
-from probjax.annealing import Bernoulli, fit_bernoulli
+from probjax.bases import Bernoulli, fit_bernoulli
 from probjax.missing import draw_from_model, draw_from_others, observed_moves
 from probjax.potential import potential
 from probjax.samplers import HeatBath

@@ -18,7 +18,8 @@ from probjax import (
     progress_bar,
     sample,
 )
-from probjax.annealing import Bernoulli, ais_until, marginal_log_likelihood
+from probjax.annealing import ais_until, marginal_log_likelihood
+from probjax.bases import Bernoulli
 from probjax.connectivity import BitFlips
 from probjax.progress import rows_bar
 from probjax.samplers import HeatBath, Metropolis

@@ -48,6 +48,7 @@ from probjax import (
     SlicedScoreMatching,
     Sparse,
     annealing,
+    bases,
     charts,
     ising,
     potential,
@@ -109,7 +110,7 @@ OBJECTIVES = [
     Corrupted(MPF(ising.energy), FixedFlips(1)),
     Corrupted(PseudoLikelihood(ising.energy), IndependentFlips(0.3)),
     Corrupted(MPF(ising.energy), GreyLevels()),
-    NoiseContrast(ising.energy, annealing.Bernoulli(4, 0.3), num_noise=2),
+    NoiseContrast(ising.energy, bases.Bernoulli(4, 0.3), num_noise=2),
     Sparse(MPF(ising.energy), log_odds, target=0.2, strength=0.1),
     Sparse(
         ContrastiveDivergence(ising.energy, samplers.HeatBath()),
@@ -125,15 +126,15 @@ CONTINUOUS = [
     MinimumVelocity(ising.energy, as_array([1.0, 2, 0.5, 1])),
     ContinuousPseudoLikelihood(ising.energy, lower=-5.0, upper=5.0, num_points=4),
     PersistentMPF(ising.energy, sampler=samplers.HMC(0.1), num_particles=5),
-    EM(joint, base=annealing.Gaussian(4), sampler=samplers.HMC(0.1), num_chains=2),
+    EM(joint, base=bases.Gaussian(4), sampler=samplers.HMC(0.1), num_chains=2),
 ]
 BASES = [
-    annealing.Bernoulli(4),
-    annealing.Gaussian(4, 0.5, as_array(np.ones(4))),
-    annealing.Laplace(4, scale=2.0),
-    annealing.StudentT(4, 3.0),
-    annealing.Exponential(4, 0.5),
-    annealing.Categorical(4, 3, as_array(np.arange(3.0))),
+    bases.Bernoulli(4),
+    bases.Gaussian(4, 0.5, as_array(np.ones(4))),
+    bases.Laplace(4, scale=2.0),
+    bases.StudentT(4, 3.0),
+    bases.Exponential(4, 0.5),
+    bases.Categorical(4, 3, as_array(np.arange(3.0))),
 ]
 WAYS = [annealing.Geometric(), annealing.Straight(random_ising(0, 4))]
 WAYS.append(annealing.Pilot(target=0.8))

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.base import Exponential, Laplace, Product
+from probjax.bases.continuous import Exponential, Laplace, Product
 from probjax.charts import Frozen
 from probjax.leapfrog import Bounds
 from probjax.models.canonical import lengths, longest_first, signs

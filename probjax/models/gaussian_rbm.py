@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.base_fits import fit_gaussian
+from probjax.bases.fits import fit_gaussian
 from probjax.exact import enumeration
 from probjax.potential import Potential
 from probjax.types import (

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from probjax import random
-from probjax.annealing.base import Gaussian, Laplace
+from probjax.bases.continuous import Gaussian, Laplace
 from probjax.charts import Frozen
 from probjax.models.canonical import longest_first, signs
 from probjax.types import (

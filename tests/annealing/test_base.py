@@ -8,7 +8,7 @@ from scipy.stats import t as student
 from small_models import all_states
 
 from probjax import Data, Potential, SiteChanges, ising, potential
-from probjax.annealing import (
+from probjax.bases import (
     Bernoulli,
     Categorical,
     Exponential,

@@ -7,14 +7,8 @@ from scipy.special import gammaln
 from small_models import drawn_from, log_probs_of, random_ising
 
 from probjax import HMC, Data, HeatBath, Watch, ising
-from probjax.annealing import (
-    Bernoulli,
-    Gaussian,
-    bounds,
-    log_likelihood,
-    reverse_ais,
-    sandwich,
-)
+from probjax.annealing import bounds, log_likelihood, reverse_ais, sandwich
+from probjax.bases import Bernoulli, Gaussian
 from probjax.models import experts
 from probjax.random import parts_of
 from probjax.types import as_array

@@ -8,8 +8,6 @@ from scipy.stats import multivariate_normal
 from probjax import HMC, Data, Watch
 from probjax.annealing import (
     Estimate,
-    Gaussian,
-    Laplace,
     Pilot,
     ais,
     compare,
@@ -17,6 +15,7 @@ from probjax.annealing import (
     marginal_log_likelihood,
     sandwich,
 )
+from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
 from probjax.random import keys_of
 from probjax.types import as_array

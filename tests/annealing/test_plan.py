@@ -6,8 +6,6 @@ from annealing_models import GAUSSIAN, PARAMS, crooked, crooked_log_z
 
 from probjax import HMC
 from probjax.annealing import (
-    Exponential,
-    Gaussian,
     Geometric,
     Pilot,
     Straight,
@@ -17,6 +15,7 @@ from probjax.annealing import (
     towards_one,
 )
 from probjax.annealing.path import check_betas
+from probjax.bases import Exponential, Gaussian
 from probjax.samplers import Bounds
 
 

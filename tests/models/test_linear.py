@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax.annealing import Gaussian, Laplace
+from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
 from probjax.random import keys_of
 from probjax.types import as_array

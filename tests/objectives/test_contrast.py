@@ -11,7 +11,7 @@ from small_models import (
 )
 
 from probjax import Data, NoiseContrast, fit, ising, uncertainty
-from probjax.annealing import Bernoulli, fit_bernoulli
+from probjax.bases import Bernoulli, fit_bernoulli
 from probjax.types import as_array
 
 SIZE = 4

@@ -16,7 +16,7 @@ from probjax import (
     fit,
     linear,
 )
-from probjax.annealing import Exponential
+from probjax.bases import Exponential
 from probjax.random import keys_of
 from probjax.samplers import Bounds
 from probjax.types import as_array

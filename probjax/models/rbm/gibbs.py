@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.base_discrete import Bernoulli
-from probjax.annealing.base_fits import fit_bernoulli, with_one_more
 from probjax.annealing.path import Ends, Path
+from probjax.bases.discrete import Bernoulli
+from probjax.bases.fits import fit_bernoulli, with_one_more
 from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.base_fits import fit_bernoulli
+from probjax.bases.fits import fit_bernoulli
 from probjax.exact import enumeration
 from probjax.types import (
     Array,

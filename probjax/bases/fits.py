@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.base import Gaussian, Laplace
-from probjax.annealing.base_discrete import Bernoulli, Categorical
+from probjax.bases.continuous import Gaussian, Laplace
+from probjax.bases.discrete import Bernoulli, Categorical
 from probjax.connectivity.flips import binary
 from probjax.connectivity.sites import letters, one_hot
 from probjax.data.rows import as_data, num_rows, refuse_mask

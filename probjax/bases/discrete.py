@@ -9,7 +9,7 @@ from jax.nn import sigmoid, softplus
 from jax.scipy.special import logsumexp
 
 from probjax import random
-from probjax.annealing.base import check_entries, each_of, of_size
+from probjax.bases.continuous import check_entries, each_of, of_size
 from probjax.checks import holds, is_finite
 from probjax.connectivity.flips import binary
 from probjax.connectivity.sites import letters, one_hot
