@@ -25,11 +25,11 @@ import numpy as np
 
 from benchmarks.harness import Options, Table, Timing, ratio, time_together
 from probjax import plots, sample
+from probjax.lanes import BLOCKS, lazily
 from probjax.leapfrog import drift_kick_drift, hamiltonian, kick_drift_kick
 from probjax.plots import BLUE, GREY, ORANGE
 from probjax.potential import potential
 from probjax.samplers import HMC, reduced_flip, slice_flip, standard_flip
-from probjax.samplers.lazily import BLOCKS, lazily
 from probjax.samplers.tuning import tune
 
 FIGURE = Path("out/hmc_flips.png")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from probjax import couplings, families, goodness, plots, tables
-from probjax.exact.streaming import LIMIT
+from probjax.exact.enumeration_blocks import LIMIT
 from probjax.families import FAMILIES, Model
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood

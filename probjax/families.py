@@ -21,7 +21,7 @@ from probjax.annealing.bounds import FEW
 from probjax.annealing.path import Path
 from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.connectivity import BitFlips, SiteChanges
-from probjax.exact.streaming import digits
+from probjax.exact.enumeration_blocks import digits
 from probjax.fitting import Fit, fit
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.lanes import together
 from probjax.potential import Potential, potential
-from probjax.samplers.lazily import together
-from probjax.samplers.run import Draws
+from probjax.samplers.sample import Draws
 from probjax.types import (
     Array,
     Domain,

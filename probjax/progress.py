@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from probjax.annealing.annealed import Annealed
 from probjax.annealing.marginal import RowsDone
-from probjax.samplers.run import Draws
+from probjax.samplers.sample import Draws
 from probjax.stopping import Progress
 
 

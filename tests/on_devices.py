@@ -44,9 +44,9 @@ from probjax import (
 )
 from probjax.devices import each, on_host, spread
 from probjax.runs import checkpoint
-from probjax.samplers import run
 from probjax.samplers.hmc import reduced_flip
 from probjax.samplers.observers import Store
+from probjax.samplers.sample import _begin, _Chains, _observed
 
 
 def key():
@@ -355,9 +355,9 @@ def words(found):
     """The collectives in the compiled core of sampling."""
     x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
     with jax.set_mesh(x.sharding.mesh):
-        chains = run._Chains(quartic, key(), jnp.ones(3), REDUCED)
-        begun = run._begin(chains, Store(5), x)
-        core = jax.jit(lambda now: run._observed(chains, Store(5), now, 0, 5, 1))
+        chains = _Chains(quartic, key(), jnp.ones(3), REDUCED)
+        begun = _begin(chains, Store(5), x)
+        core = jax.jit(lambda now: _observed(chains, Store(5), now, 0, 5, 1))
         said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])

@@ -38,10 +38,10 @@ HOLD_FUNCTIONS = """
 """
 INTERNAL = """
     annealing.pilot:Found annealing.pilot:Tuning batches:Batches data.blocks:Block
-    exact.geometry:Graph exact.geometry:Terms exact.transfer:Rows leapfrog:Space
-    rounds:Run runs.checkpoint:Checkpoint runs.checkpoint_files:Header
+    exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
+    leapfrog:Space rounds:Run runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
-    samplers.cluster:Bonds samplers.following:Moved samplers.hmc:Choice
+    samplers.adaptation:Moved samplers.cluster:Bonds samplers.hmc:Choice
     samplers.observers:Averaged samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}

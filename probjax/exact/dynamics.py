@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.exact import enumeration
-from probjax.exact.streaming import count_states
+from probjax.exact.enumeration_blocks import count_states
 from probjax.types import (
     Array,
     Connectivity,

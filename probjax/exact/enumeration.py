@@ -19,7 +19,7 @@ from jax.nn import logsumexp
 
 from probjax.connectivity.sites import letters
 from probjax.data.rows import as_data, refuse_mask
-from probjax.exact.streaming import (
+from probjax.exact.enumeration_blocks import (
     blocks,
     count_states,
     digits,

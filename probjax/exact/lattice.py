@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import logsumexp
 
-from probjax.exact import geometry, transfer
+from probjax.exact import lattice_graph, transfer_matrix
 from probjax.exact.enumeration import Moments
-from probjax.exact.geometry import Edges, Shape
+from probjax.exact.lattice_graph import Edges, Shape
 from probjax.types import (
     Array,
     Float,
@@ -41,8 +41,8 @@ def edges(shape: Shape, *, periodic: bool = False) -> Edges:
     >>> edges((2, 2), periodic=True)
     ((0, 1), (0, 2), (1, 3), (2, 3))
     """
-    graph = geometry.graph(geometry.checked_shape(shape), periodic)
-    return tuple((i, j) for i, j in geometry.pairs(graph).tolist())
+    graph = lattice_graph.graph(lattice_graph.checked_shape(shape), periodic)
+    return tuple((i, j) for i, j in lattice_graph.pairs(graph).tolist())
 
 
 def spin_glass(
@@ -61,8 +61,8 @@ def spin_glass(
     """
     if is_concrete(variance) and not variance >= 0:
         raise ValueError(f"variance must not be negative, got {variance}")
-    shape = geometry.checked_shape(shape)
-    first, second = geometry.pairs(geometry.graph(shape, periodic)).T
+    shape = lattice_graph.checked_shape(shape)
+    first, second = lattice_graph.pairs(lattice_graph.graph(shape, periodic)).T
     size = shape[0] * shape[1]
     couplings = jnp.sqrt(variance) * jax.random.normal(key, first.shape)
     upper = jnp.zeros((size, size)).at[first, second].set(couplings)
@@ -86,8 +86,8 @@ def log_z(
     >>> round(float(log_z(jnp.zeros((4, 4)), (2, 2))), 4)  # log 16
     2.7726
     """
-    shape = geometry.checked_shape(shape)
-    geometry.check(matrix, shape, periodic)
+    shape = lattice_graph.checked_shape(shape)
+    lattice_graph.check(matrix, shape, periodic)
     return _log_z(jnp.asarray(matrix, float_dtype(matrix)), shape, periodic)
 
 
@@ -108,7 +108,7 @@ def moments(
     ([0.5, 0.5, 0.5, 0.5], [0.5, 0.25, 0.25, 0.25])
     """
     rows, sites = _host_rows(matrix, shape, periodic)
-    mean, second = transfer.moments(rows)
+    mean, second = transfer_matrix.moments(rows)
     order = np.argsort(sites.ravel())
     return Moments(jnp.asarray(mean[order]), jnp.asarray(second[np.ix_(order, order)]))
 
@@ -170,36 +170,36 @@ def sample(
     rows, sites = _host_rows(matrix, shape, periodic)
     bits = jax.random.bits(key, (num_draws, len(sites)), "uint32")
     uniforms = (np.asarray(bits, float) + 0.5) / 2**32
-    draws = transfer.sample(rows, uniforms).reshape(num_draws, -1)
+    draws = transfer_matrix.sample(rows, uniforms).reshape(num_draws, -1)
     return jnp.asarray(draws[:, np.argsort(sites.ravel())])
 
 
 def _host_rows(matrix, shape, periodic):
-    shape = geometry.checked_shape(shape)
-    geometry.check(matrix, shape, periodic)
+    shape = lattice_graph.checked_shape(shape)
+    lattice_graph.check(matrix, shape, periodic)
     if not is_concrete(matrix):
         raise ValueError(
             "matrix must have values, as this works on the host, got a traced array"
         )
-    graph = geometry.graph(shape, periodic)
-    terms = geometry.terms(np.asarray(matrix, float), graph)
+    graph = lattice_graph.graph(shape, periodic)
+    terms = lattice_graph.terms(np.asarray(matrix, float), graph)
     # st = (2s - 1)(2t - 1) / 4 + s / 2 + t / 2 - 1/4: fields move into the rows, which
     # leaves to meetings the narrowest range of weights.
     below = np.asarray(terms.below)
     terms = terms._replace(bias=terms.bias + (below + np.roll(below, 1, axis=0)) / 2)
-    states = geometry.row_states(graph.site.shape[1])
-    weights = np.asarray(geometry.log_weights(terms, states))
-    rows = transfer.Rows(weights, below, states)
-    transfer.check(rows)
+    states = lattice_graph.row_states(graph.site.shape[1])
+    weights = np.asarray(lattice_graph.log_weights(terms, states))
+    rows = transfer_matrix.Rows(weights, below, states)
+    transfer_matrix.check(rows)
     return rows, graph.site
 
 
 @partial(jax.jit, static_argnames=("shape", "periodic"))
 def _log_z(matrix, shape, periodic):
-    graph = geometry.graph(shape, periodic)
-    terms = geometry.terms(matrix, graph)
-    states = geometry.row_states(graph.site.shape[1]).astype(matrix.dtype)
-    log_weights = geometry.log_weights(terms, states)
+    graph = lattice_graph.graph(shape, periodic)
+    terms = lattice_graph.terms(matrix, graph)
+    states = lattice_graph.row_states(graph.site.shape[1]).astype(matrix.dtype)
+    log_weights = lattice_graph.log_weights(terms, states)
     if not graph.has_below[-1, 0]:
         table = log_weights[0][:, None]
         table, shift = _sum_rows(table, log_weights[1:], terms.below[:-1])
@@ -215,7 +215,7 @@ def _log_z(matrix, shape, periodic):
         table, shift = _sum_rows(table, log_weights[2:], terms.below[1:-1])
         return logsumexp(table + meet(terms.below[-1], first)) + shift
 
-    size = transfer.block_size(len(states))
+    size = transfer_matrix.block_size(len(states))
     first = jnp.asarray(states).reshape(-1, size, states.shape[1])
     return logsumexp(jax.lax.map(held, (first, log_weights[0].reshape(-1, size))))
 

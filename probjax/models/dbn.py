@@ -40,7 +40,8 @@ from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
 from probjax.models import rbm
 from probjax.runs.driver import Watch
-from probjax.samplers import run
+from probjax.samplers.sample import Draws
+from probjax.samplers.sample import sample as sample_chains
 from probjax.types import (
     Array,
     ArrayLike,
@@ -68,7 +69,7 @@ class Generated(NamedTuple):
     """States of the network."""
     means: Float[Array, "chain draw visible"]
     """The probabilities they were drawn by: smoother to look at."""
-    top: run.Draws
+    top: Draws
     """The draws of the top machine that they come from."""
 
 
@@ -199,7 +200,7 @@ def sample(
     up_key, top_key, down_key = jax.random.split(key, 3)
     for number, layer in enumerate(layers[:-1]):
         rows = _risen(jax.random.fold_in(up_key, number), layer, rows)
-    draws = run.sample(
+    draws = sample_chains(
         top_key,
         rbm.energy,
         layers[-1],

@@ -30,7 +30,7 @@ from probjax.objectives.particles import (
     refuse_replicas,
     start_particles,
 )
-from probjax.samplers.following import check_acceptance, move_chains
+from probjax.samplers.adaptation import check_acceptance, move_chains
 from probjax.types import (
     Context,
     Data,

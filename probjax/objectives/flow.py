@@ -42,7 +42,7 @@ from probjax.objectives.particles import (
     start_particles,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
-from probjax.samplers.following import check_acceptance
+from probjax.samplers.adaptation import check_acceptance
 from probjax.types import (
     Array,
     Connectivity,

@@ -29,7 +29,7 @@ from probjax.annealing.checks import check_target
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned
-from probjax.samplers.following import check_acceptance, first_step, move_chains
+from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
 from probjax.types import (
     Base,
     Context,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.potential import check_energy, check_normalisable, potential
-from probjax.samplers.following import first_step, move_chains
+from probjax.samplers.adaptation import first_step, move_chains
 from probjax.types import (
     Array,
     Data,

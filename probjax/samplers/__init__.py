@@ -19,7 +19,7 @@ from probjax.samplers.hmc import (
 )
 from probjax.samplers.lookahead import LookAheadHMC
 from probjax.samplers.metropolis import Metropolis
-from probjax.samplers.run import Draws, Means, sample, sample_mean
+from probjax.samplers.sample import Draws, Means, sample, sample_mean
 from probjax.samplers.tempering import Tempered, swap_rates
 from probjax.samplers.tuning import LENGTHS, MATRIX, tune
 

@@ -36,6 +36,7 @@ from probjax import random
 from probjax.checks import at_once, holds, is_finite
 from probjax.connectivity.flips import num_sites
 from probjax.devices import on_host
+from probjax.lanes import lazily, together
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
@@ -49,7 +50,6 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import Potential
-from probjax.samplers.lazily import lazily, together
 from probjax.types import (
     Array,
     Domain,

@@ -20,10 +20,10 @@ from typing import Literal, Self
 
 import jax.numpy as jnp
 
+from probjax.lanes import lazily
 from probjax.leapfrog import Bounds, Phase, hamiltonian
 from probjax.potential import Potential
 from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
-from probjax.samplers.lazily import lazily
 from probjax.types import (
     Array,
     Domain,

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 
 from probjax import Data, exact
-from probjax.exact import streaming
+from probjax.exact import enumeration_blocks
 from probjax.types import as_array
 
 entropy, kl = jax.jit(exact.entropy), jax.jit(exact.kl)
@@ -82,7 +82,7 @@ def test_blocks_and_the_whole_give_the_same_sums(x64, monkeypatch):
     params = cubic_params(5)
 
     def sums(block):
-        monkeypatch.setattr(streaming, "BLOCK", block)
+        monkeypatch.setattr(enumeration_blocks, "BLOCK", block)
 
         def energy(params, x):  # a new function, so that nothing compiled is reused
             return cubic(params, x)
@@ -90,7 +90,7 @@ def test_blocks_and_the_whole_give_the_same_sums(x64, monkeypatch):
         value = jax.value_and_grad(lambda p: exact.log_z(energy, p, 5, num_states=3))
         return jax.jit(value)(params), exact.log_probs(energy, params, 5, num_states=3)
 
-    assert streaming.BLOCK > 3**5
+    assert enumeration_blocks.BLOCK > 3**5
     jax.tree.map(
         lambda some, whole: np.testing.assert_allclose(some, whole, atol=1e-12),
         sums(9),

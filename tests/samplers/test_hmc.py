@@ -14,7 +14,6 @@ from probjax.leapfrog import (
     kick_drift_kick,
     phase_at,
 )
-from probjax.samplers import run
 from probjax.samplers.hmc import (
     HMC,
     HMCState,
@@ -25,6 +24,7 @@ from probjax.samplers.hmc import (
     standard_flip,
 )
 from probjax.samplers.lookahead import LookAheadHMC
+from probjax.samplers.sample import _observe
 
 FLIPS = [standard_flip, reduced_flip, slice_flip]
 
@@ -334,7 +334,7 @@ def test_states_may_be_trees(key):
 
 
 def test_new_steps_metrics_and_parameters_compile_nothing_anew():
-    count = run._observe._cache_size()
+    count = _observe._cache_size()
     for seed in range(3):
         sampler = HMC(
             0.1 + 0.1 * seed,
@@ -346,7 +346,7 @@ def test_new_steps_metrics_and_parameters_compile_nothing_anew():
         sample(
             jax.random.key(seed), line, 1.0 * seed, start, sampler=sampler, num_draws=2
         )
-    assert run._observe._cache_size() == count + 1
+    assert _observe._cache_size() == count + 1
 
 
 def test_energy_is_that_of_the_state_and_its_momentum(key):

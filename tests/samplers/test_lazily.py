@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax.samplers.lazily import lazily, together
+from probjax.lanes import lazily, together
 
 
 def work(scale, x):

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probjax.exact.geometry import row_states
+from probjax.exact.lattice_graph import row_states
 
 STRONGEST = 1300
 NEGLIGIBLE = 45
