@@ -11,7 +11,6 @@ from probjax import (
     devices,
     diagnostics,
     exact,
-    goodness,
     interop,
     natural,
     plots,
@@ -52,6 +51,7 @@ from probjax.data import (
     unique_rows,
 )
 from probjax.devices import spread
+from probjax.diagnostics import goodness
 from probjax.fitting import (
     ConvergenceWarning,
     Fit,

@@ -9,7 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from probjax import couplings, families, goodness, plots, tables
+from probjax import couplings, families, plots, tables
+from probjax.diagnostics import goodness
 from probjax.exact.enumeration_blocks import LIMIT
 from probjax.families import FAMILIES, Model
 from probjax.models import hopfield, ising, potts, rbm

@@ -9,7 +9,12 @@ from jax.tree_util import Partial
 from small_models import all_states, drawn_from, log_probs_of, random_ising
 
 from probjax import Data, exact, goodness, ising, sample, samplers
-from probjax.goodness import Comparison, compare, population_count, third_moments
+from probjax.diagnostics.goodness import (
+    Comparison,
+    compare,
+    population_count,
+    third_moments,
+)
 from probjax.random import keys_of
 
 SIZE = 5

@@ -7,7 +7,7 @@ from matplotlib import pyplot
 
 from probjax import hopfield, plots
 from probjax.annealing import Annealed, Bracket, Estimate
-from probjax.goodness import Comparison
+from probjax.diagnostics.goodness import Comparison
 
 
 def compared(observed, expected, stderr):

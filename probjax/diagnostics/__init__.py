@@ -10,7 +10,7 @@ from probjax.diagnostics.chains import (
     mcse,
     rhat,
 )
-from probjax.diagnostics.verdict import Verdict, summary
+from probjax.diagnostics.summary import Verdict, summary
 from probjax.diagnostics.weights import importance_ess
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from probjax.goodness import Comparison
+from probjax.diagnostics.goodness import Comparison
 from probjax.plots.canvas import (
     BLACK,
     BLUE,

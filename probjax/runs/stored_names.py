@@ -38,7 +38,7 @@ NAMES: dict[str, str] = {
     "checkpoint.FirstHeader": "probjax.runs.checkpoint_files:FirstHeader",
     "cluster.State": "probjax.samplers.cluster:ClusterState",
     "ColourGibbs": "probjax.samplers.gibbs:ColourGibbs",
-    "Comparison": "probjax.goodness:Comparison",
+    "Comparison": "probjax.diagnostics.goodness:Comparison",
     "Context": "probjax.types:Context",
     "corruption.FixedFlips": "probjax.data.corruption:FixedFlips",
     "corruption.GreyLevels": "probjax.data.corruption:GreyLevels",
@@ -151,7 +151,7 @@ NAMES: dict[str, str] = {
     "Tuned": "probjax.samplers.tuning:Tuned",
     "Uncertainty": "probjax.uncertainty:Uncertainty",
     "Validation": "probjax.validation:Validation",
-    "Verdict": "probjax.diagnostics.verdict:Verdict",
+    "Verdict": "probjax.diagnostics.summary:Verdict",
     "Whitening": "probjax.data.preprocessing:Whitening",
     "Wolff": "probjax.samplers.cluster:Wolff",
 }
