@@ -18,7 +18,7 @@ import numpy as np
 from probjax import exact
 from probjax.annealing import Annealed, Bracket, ais, sandwich
 from probjax.annealing.bounds import FEW
-from probjax.annealing.path import Path
+from probjax.annealing.paths import Path
 from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.enumeration_blocks import digits

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.annealed import Annealed
+from probjax.annealing.estimate import Annealed
 from probjax.annealing.marginal import RowsDone
 from probjax.samplers.sample import Draws
 from probjax.stopping import Progress

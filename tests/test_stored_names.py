@@ -20,8 +20,8 @@ FILES = Path(__file__).parent / "data" / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
-    annealing.ais:Settings annealing.bridge:Bridge annealing.course:Course
-    annealing.path:Ends annealing.pilot:Adaptation connectivity.general:Listed
+    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
+    annealing.paths:Ends annealing.pilot:Adaptation connectivity.general:Listed
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
     data.blocks:Blocks data.blocks:Surveyed descent:Optax descent:Problem
     families:Family interop:Blackjax natural.scores:Given natural.scores:Metric

@@ -1,11 +1,11 @@
 """Partition functions and log-likelihoods, by particles from known distributions."""
 
 from probjax.annealing.ais import ais, ais_until
-from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import Bracket, reverse_ais, sandwich
-from probjax.annealing.evaluate import Estimate, compare, log_likelihood
+from probjax.annealing.estimate import Annealed
+from probjax.annealing.likelihood import Estimate, compare, log_likelihood
 from probjax.annealing.marginal import RowsDone, marginal_log_likelihood
-from probjax.annealing.path import (
+from probjax.annealing.paths import (
     Ends,
     Geometric,
     Path,
@@ -15,7 +15,7 @@ from probjax.annealing.path import (
     towards_one,
 )
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.plan import Plan
+from probjax.annealing.schedule import Plan
 
 __all__ = [
     "ais",

@@ -28,13 +28,12 @@ from functools import partial
 from typing import NamedTuple
 
 from probjax import random
-from probjax.annealing.annealed import Annealed, summed_up
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
-from probjax.annealing.course import Course, Particles
-from probjax.annealing.path import Geometric, Path
+from probjax.annealing.estimate import Annealed, summed_up
+from probjax.annealing.particles import Course, Particles
+from probjax.annealing.paths import Geometric, Path
 from probjax.annealing.pilot import Adaptation, Pilot
-from probjax.annealing.plan import Plan
 from probjax.annealing.planning import (
     LEAST_PARTICLES,
     advanced,
@@ -42,6 +41,7 @@ from probjax.annealing.planning import (
     make_plan,
     started,
 )
+from probjax.annealing.schedule import Plan
 from probjax.devices import check_even
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (

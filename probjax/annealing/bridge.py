@@ -9,7 +9,7 @@ from typing import Any
 
 from probjax import random
 from probjax.annealing.checks import check_states
-from probjax.annealing.path import Ends, Path
+from probjax.annealing.paths import Ends, Path
 from probjax.devices import each
 from probjax.types import (
     Array,

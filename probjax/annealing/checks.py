@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.path import check_betas
+from probjax.annealing.paths import check_betas
 from probjax.potential import Potential, check_energy, check_normalisable, potential
 from probjax.types import (
     Array,

@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.annealed import estimate
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.checks import check_schedule, check_target
-from probjax.annealing.course import Course, Particles
-from probjax.annealing.evaluate import Estimate, shares_of
-from probjax.annealing.path import Geometric
+from probjax.annealing.estimate import estimate
+from probjax.annealing.likelihood import Estimate, shares_of
+from probjax.annealing.particles import Course, Particles
+from probjax.annealing.paths import Geometric
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.plan import Plan
 from probjax.annealing.planning import advanced, make_plan
+from probjax.annealing.schedule import Plan
 from probjax.batches import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices

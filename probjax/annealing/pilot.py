@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.annealing.plan import Plan
+from probjax.annealing.schedule import Plan
 from probjax.samplers.adaptation import check_acceptance, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.types import (

@@ -34,7 +34,7 @@ from jax.nn import log_sigmoid, logsumexp
 
 from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
-from probjax.annealing.evaluate import shares_of
+from probjax.annealing.likelihood import shares_of
 from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration

@@ -21,7 +21,7 @@ from small_models import all_states, drawn_from
 
 from probjax import HMC, HeatBath, Metropolis, annealing, ising, rbm
 from probjax.annealing import Geometric, Straight, ais, reverse_ais
-from probjax.annealing.course import _add
+from probjax.annealing.particles import _add
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
 from probjax.random import keys_of

@@ -14,7 +14,7 @@ from probjax.annealing import (
     sigmoid,
     towards_one,
 )
-from probjax.annealing.path import check_betas
+from probjax.annealing.paths import check_betas
 from probjax.bases import Exponential, Gaussian
 from probjax.samplers import Bounds
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.path import Ends, Path
+from probjax.annealing.paths import Ends, Path
 from probjax.bases.discrete import Bernoulli
 from probjax.bases.fits import fit_bernoulli, with_one_more
 from probjax.connectivity.flips import binary

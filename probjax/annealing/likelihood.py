@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.annealed import Annealed
 from probjax.annealing.bounds import FEW, Bracket
+from probjax.annealing.estimate import Annealed
 from probjax.data.rows import as_data, refuse_mask
 from probjax.devices import on_host
 from probjax.runs.driver import driver

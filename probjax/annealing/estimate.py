@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from probjax.annealing.course import NUM_BINS, Course, Particles
-from probjax.annealing.plan import Plan
+from probjax.annealing.particles import NUM_BINS, Course, Particles
+from probjax.annealing.schedule import Plan
 from probjax.types import (
     Array,
     Float,

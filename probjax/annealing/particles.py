@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from probjax import random
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Tuning
-from probjax.annealing.plan import Plan
+from probjax.annealing.schedule import Plan
 from probjax.types import (
     Array,
     Float,
