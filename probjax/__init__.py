@@ -80,17 +80,11 @@ from probjax.natural import (
 )
 from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
-from probjax.objectives.contrast import NoiseContrast
 from probjax.objectives.corrupted import Corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
+from probjax.objectives.em import EM
 from probjax.objectives.flow import MPF, PersistentMPF, flow
-from probjax.objectives.latent import EM
 from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.local import (
-    ContinuousPseudoLikelihood,
-    PseudoLikelihood,
-    RatioMatching,
-)
 from probjax.objectives.nodes import (
     RISE,
     LogRISE,
@@ -98,7 +92,13 @@ from probjax.objectives.nodes import (
     fit_nodes,
     screening_strength,
 )
+from probjax.objectives.noise_contrastive import NoiseContrast
 from probjax.objectives.penalty import L1, L2, GroupL1
+from probjax.objectives.pseudolikelihood import (
+    ContinuousPseudoLikelihood,
+    PseudoLikelihood,
+    RatioMatching,
+)
 from probjax.objectives.score import (
     DenoisingScoreMatching,
     HutchinsonScoreMatching,

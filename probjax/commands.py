@@ -15,8 +15,8 @@ from probjax.exact.enumeration_blocks import LIMIT
 from probjax.families import FAMILIES, Model
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L1, L2
+from probjax.objectives.pseudolikelihood import PseudoLikelihood
 from probjax.runs import storage
 from probjax.runs.npz import array_names
 from probjax.types import Data

@@ -20,7 +20,7 @@ from probjax.commands import say
 from probjax.fitting import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF
-from probjax.objectives.local import PseudoLikelihood
+from probjax.objectives.pseudolikelihood import PseudoLikelihood
 from probjax.types import Array
 
 SHAPE, NUM_STATES, VARIANCE = (10, 10), 20_000, 2.5

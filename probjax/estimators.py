@@ -27,8 +27,8 @@ import numpy as np
 from probjax import families
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
-from probjax.objectives.local import PseudoLikelihood
 from probjax.objectives.penalty import L2
+from probjax.objectives.pseudolikelihood import PseudoLikelihood
 from probjax.types import Data, Objective, Params, Penalty, PRNGKeyArray
 
 try:

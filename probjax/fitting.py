@@ -116,10 +116,10 @@ def fit(
 
     Args:
         data: rows, or a `Data` of rows with weights or with a mask of observed entries,
-            which needs many rounds: see `probjax.missing`. Rows may be spread over
-            devices and processes: see `probjax.devices`. Or `Blocks` of rows, which are
-            read on every pass; objectives and stopping rules that inspect the data see
-            only the first block.
+            which needs many rounds: see `probjax.objectives.missing`. Rows may be
+            spread over devices and processes: see `probjax.devices`. Or `Blocks` of
+            rows, which are read on every pass; objectives and stopping rules that
+            inspect the data see only the first block.
         optimizer: an optax optimizer in place of L-BFGS. It keeps its state across
             rounds.
         penalty: a term to add. With one that is not smooth the default becomes a

@@ -390,8 +390,8 @@ class Data(NamedTuple):
     weights: Float[Array, " row"] | None = None
     """How much each row counts; None for equally."""
     mask: PyTree = None
-    """Which entries were observed, booleans shaped like `x`; None for all. Whatever
-    stands in `x` where one was not makes no difference: see `probjax.missing`."""
+    """Booleans shaped like `x`, true for observed entries; None if all are observed.
+    Values of `x` at other entries are ignored: see `probjax.objectives.missing`."""
 
 
 class Context(NamedTuple):

@@ -42,7 +42,7 @@ from probjax import (
     unique_rows,
 )
 from probjax.bases import Bernoulli, fit_bernoulli
-from probjax.missing import draw_from_model, draw_from_others, observed_moves
+from probjax.objectives.missing import draw_from_model, draw_from_others, observed_moves
 from probjax.potential import potential
 from probjax.samplers import HeatBath
 

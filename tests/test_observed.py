@@ -26,9 +26,9 @@ from probjax import (
     fit,
     flow,
     ising,
-    observed,
     unique_rows,
 )
+from probjax.objectives import exclude_data as observed
 from probjax.types import as_array
 
 SIZE = 6

@@ -9,8 +9,8 @@ from test_contract import traces
 import probjax.path
 from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, ising
 from probjax.objectives.gaps import GapObjective
-from probjax.objectives.local import log_conditionals
 from probjax.objectives.penalty import GroupL1
+from probjax.objectives.pseudolikelihood import log_conditionals
 from probjax.path import fit_path
 from probjax.types import weighted_mean
 

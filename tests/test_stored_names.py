@@ -25,16 +25,17 @@ HOLD_FUNCTIONS = """
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
     data.blocks:Blocks data.blocks:Surveyed descent:Optax descent:Problem
     families:Family interop:Blackjax natural.scores:Given natural.scores:Metric
-    natural.scores:Scores natural.streamed:Streamed objectives.contrast:NoiseContrast
-    objectives.corrupted:Corrupted objectives.divergence:ContrastiveDivergence
-    objectives.divergence:PersistentDivergence objectives.flow:PersistentMPF
-    objectives.gaps:GapObjective objectives.latent:EM
-    objectives.likelihood:MaximumLikelihood objectives.score:DrawnScoreMatching
-    objectives.score:ScoreMatching objectives.score:ScoreMatchingBySteps
-    objectives.sparse:Sparse objectives.velocity:MinimumVelocity potential:Conditioned
-    potential:Potential proximal:Proximal rounds:Plan rounds:Space
-    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath
-    samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
+    natural.scores:Scores natural.streamed:Streamed objectives.corrupted:Corrupted
+    objectives.divergence:ContrastiveDivergence
+    objectives.divergence:PersistentDivergence objectives.em:EM
+    objectives.flow:PersistentMPF objectives.gaps:GapObjective
+    objectives.likelihood:MaximumLikelihood objectives.noise_contrastive:NoiseContrast
+    objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
+    objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
+    objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
+    proximal:Proximal rounds:Plan rounds:Space runs.checkpoint_files:Form
+    runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath samplers.hmc:HMC
+    samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
     annealing.pilot:Found annealing.pilot:Tuning batches:Batches data.blocks:Block

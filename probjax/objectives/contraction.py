@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from probjax.connectivity.blocks import BlockChanges, as_blocks
 from probjax.objectives.gaps import GapObjective
-from probjax.objectives.local import log_conditionals
+from probjax.objectives.pseudolikelihood import log_conditionals
 from probjax.types import Energy, weighted_mean
 
 

@@ -15,13 +15,17 @@ import jax.numpy as jnp
 
 from probjax.checks import holds, is_whole
 from probjax.data.rows import refuse_mask
-from probjax.missing import (
+from probjax.objectives.exclude_data import (
+    check_excludable,
+    index,
+    unobserved_neighbours,
+)
+from probjax.objectives.missing import (
     draw_from_model,
     draw_from_others,
     num_letters,
     observed_moves,
 )
-from probjax.observed import check_excludable, index, unobserved_neighbours
 from probjax.potential import check_energy, potential, unbounded
 from probjax.types import (
     Array,

@@ -26,10 +26,10 @@ from jax.flatten_util import ravel_pytree
 from probjax.connectivity.flips import OneFlip, num_sites
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting import Fit, fit
-from probjax.missing import draw_from_others
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
-from probjax.objectives.local import log_conditionals
+from probjax.objectives.missing import draw_from_others
+from probjax.objectives.pseudolikelihood import log_conditionals
 from probjax.potential import potential
 from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
@@ -100,7 +100,7 @@ def fit_nodes(
         make: `RISE`, `LogRISE` or `NodeLikelihood`.
         params: where each of the fits starts.
         num_rounds: how often missing entries are filled, each unit's by the conditional
-            that its own fit has found; see `probjax.missing`.
+            that its own fit has found; see `probjax.objectives.missing`.
 
     Returns:
         A `Fit` whose leaves have a leading axis of units; of its `params`, those that a
