@@ -22,7 +22,7 @@ from benchmarks.harness import (
     time_together,
 )
 from probjax import MPF, Data, GradientNorm, PseudoLikelihood, exact, fit, ising
-from probjax.rows import default_chunk_size, loss_over_rows
+from probjax.fitting.loss import default_chunk_size, loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
 T1_VARIANCE = 2.5

@@ -42,7 +42,7 @@ from probjax import (
     plots,
     recipe,
 )
-from probjax.charts import Frozen
+from probjax.fitting.charts import Frozen
 from probjax.natural import (
     Blocks,
     Diagonal,

@@ -29,7 +29,7 @@ from probjax import (
     preprocessing,
     rbm,
 )
-from probjax.rows import default_chunk_size, loss_over_rows
+from probjax.fitting.loss import default_chunk_size, loss_over_rows
 
 VISIBLE, HIDDEN, MANY_ROWS = 784, 200, 10_000
 BATCH, RATE = 100, 0.01

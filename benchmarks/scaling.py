@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.harness import Options, Table, peak_memory
 from benchmarks.launch import finish, launch
 from probjax import MPF, Data, experts, ising
-from probjax.rows import loss_over_rows
+from probjax.fitting.loss import loss_over_rows
 
 SHAPES = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4)]
 FEW_SHAPES = [(1, 1), (1, 2), (1, 8), (2, 1)]

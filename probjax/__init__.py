@@ -7,7 +7,6 @@ exp(-energy). Everything else here works on any such function.
 from probjax import (
     annealing,
     bases,
-    charts,
     devices,
     diagnostics,
     exact,
@@ -53,11 +52,22 @@ from probjax.data import (
 from probjax.devices import spread
 from probjax.diagnostics import goodness
 from probjax.fitting import (
+    AnyOf,
     ConvergenceWarning,
     Fit,
+    GradientNorm,
+    Path,
+    Progress,
+    StoppingRule,
     UnboundedWarning,
+    Uncertainty,
+    Validation,
+    charts,
+    cross_validate,
     fit,
+    fit_path,
     loss,
+    uncertainty,
 )
 from probjax.models import (
     bilinear,
@@ -108,7 +118,6 @@ from probjax.objectives.score import (
 )
 from probjax.objectives.sparse import Sparse
 from probjax.objectives.velocity import MinimumVelocity
-from probjax.path import Path, fit_path
 from probjax.potential import Potential, potential
 from probjax.progress import annealing_bar, draws_bar, progress_bar, rows_bar
 from probjax.runs import Checkpoint, Watch, storage
@@ -122,7 +131,6 @@ from probjax.samplers import (
     sample,
     sample_mean,
 )
-from probjax.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.types import (
     Base,
     Chart,
@@ -136,8 +144,6 @@ from probjax.types import (
     recipe,
     static,
 )
-from probjax.uncertainty import Uncertainty, uncertainty
-from probjax.validation import Validation, cross_validate
 
 __version__ = "0.2.0.dev0"
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from probjax import exact, plots
 from probjax.commands import say
-from probjax.fitting import fit
+from probjax.fitting.fit import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF
 from probjax.objectives.pseudolikelihood import PseudoLikelihood

@@ -22,7 +22,7 @@ from probjax.annealing.paths import Path
 from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.enumeration_blocks import digits
-from probjax.fitting import Fit, fit
+from probjax.fitting.fit import Fit, fit
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.marginal import RowsDone
+from probjax.fitting.stopping import Progress
 from probjax.samplers.sample import Draws
-from probjax.stopping import Progress
 
 
 def progress_bar(

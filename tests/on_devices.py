@@ -39,10 +39,10 @@ from probjax import (
     sample,
     sample_mean,
     storage,
-    uncertainty,
     unique_rows,
 )
 from probjax.devices import each, on_host, spread
+from probjax.fitting import uncertainty
 from probjax.runs import checkpoint
 from probjax.samplers.hmc import reduced_flip
 from probjax.samplers.observers import Store

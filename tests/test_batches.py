@@ -7,7 +7,7 @@ import pytest
 from small_models import LINEAR
 
 from probjax import Data, PseudoLikelihood, fit
-from probjax.batches import deal, new_deck, next_batch
+from probjax.fitting.minibatches import deal, new_deck, next_batch
 
 KEY = jax.random.key(0)
 ADAM, ADD_UP = optax.adam(0.02), optax.sgd(-1.0)

@@ -37,8 +37,8 @@ from probjax import (
 )
 from probjax.data.blocks import survey
 from probjax.data.rows import as_data
-from probjax.passes import _batches
-from probjax.rounds import Plan
+from probjax.fitting.out_of_core import _batches
+from probjax.fitting.rounds import Plan
 
 ADAM = optax.adam(0.02)
 KEY = jax.random.key(0)

@@ -16,7 +16,7 @@ from probjax import (
     ising,
     recipe,
 )
-from probjax.charts import Affine, Composed, Frozen, Positive
+from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.types import as_array
 
 SIZE = 4

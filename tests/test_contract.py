@@ -1,5 +1,6 @@
 """The contract everything else stands on, in five cases that must never retrace."""
 
+import importlib
 import operator
 
 import chex
@@ -27,17 +28,19 @@ from probjax import (
     fit,
     ising,
 )
-from probjax.rounds import advance
+from probjax.fitting.rounds import advance
 from probjax.types import as_array
 
 ADAM = optax.adam(0.05)
+# The module: `probjax.fitting.fit` is the function.
+FIT = importlib.import_module("probjax.fitting.fit")
 
 
 def traces(monkeypatch, most):
     """Make `fit` fail if its core is traced more than `most` times."""
     chex.clear_trace_counter()
     counted = jax.jit(chex.assert_max_traces(n=most)(advance))
-    monkeypatch.setattr("probjax.fitting.advance_compiled", counted)
+    monkeypatch.setattr(FIT, "advance_compiled", counted)
 
 
 def bits(seed, rows, size):

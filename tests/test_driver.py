@@ -1,6 +1,7 @@
 """One driver: what a job is, what a watch does, and what a checkpoint is known by."""
 
 import ast
+import importlib
 import inspect
 import warnings
 from collections import defaultdict
@@ -31,15 +32,17 @@ from probjax import (
     ising,
     marginal_log_likelihood,
     reverse_ais,
-    rounds,
     sample,
     sample_mean,
     sandwich,
 )
+from probjax.fitting import rounds
 from probjax.runs import driver
 from probjax.runs.driver import Job, run, run_in_turn
 
 PACKAGE = Path(probjax.__file__).parent
+# The module: `probjax.fitting.fit` is the function.
+FIT = importlib.import_module("probjax.fitting.fit")
 KEY = jax.random.key(20120501)
 BITS = np.random.default_rng(0).integers(0, 2, (20, 3))
 X = np.random.default_rng(1).normal(size=(4, 2))
@@ -224,7 +227,7 @@ def test_an_equal_optimizer_or_closure_built_anew_compiles_nothing(key, monkeypa
         traced.append(1)
         return rounds.advance(*args)
 
-    monkeypatch.setattr("probjax.fitting.advance_compiled", jax.jit(counted))
+    monkeypatch.setattr(FIT, "advance_compiled", jax.jit(counted))
 
     def learn(rate, power):
         def energy(scale, x):

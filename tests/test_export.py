@@ -32,8 +32,8 @@ from probjax import (
     sample,
     sample_mean,
     sandwich,
-    uncertainty,
 )
+from probjax.fitting import uncertainty
 from probjax.samplers import tune
 
 pytestmark = pytest.mark.platforms

@@ -33,7 +33,7 @@ from probjax import (
     ising,
     unique_rows,
 )
-from probjax.descent import QuasiNewton
+from probjax.fitting.descent import QuasiNewton
 from probjax.types import as_array
 
 SIZE = 4

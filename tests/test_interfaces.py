@@ -63,10 +63,10 @@ from probjax import (
     sample_mean,
     samplers,
     sandwich,
-    uncertainty,
 )
 from probjax.data.corruption import Corruption
-from probjax.descent import DescentMethod
+from probjax.fitting import uncertainty
+from probjax.fitting.descent import DescentMethod
 from probjax.forwarding import ForwardingObjective, ForwardingSampler
 from probjax.natural import Regulariser, Structure, draws_of
 from probjax.natural.factors import Factor

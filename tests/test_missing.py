@@ -38,10 +38,10 @@ from probjax import (
     loss,
     mean_field,
     potts,
-    uncertainty,
     unique_rows,
 )
 from probjax.bases import Bernoulli, fit_bernoulli
+from probjax.fitting import uncertainty
 from probjax.objectives.missing import draw_from_model, draw_from_others, observed_moves
 from probjax.potential import potential
 from probjax.samplers import HeatBath

@@ -6,12 +6,12 @@ import pytest
 from small_models import counted_states, flat_ising, random_ising
 from test_contract import traces
 
-import probjax.path
+import probjax.fitting.path
 from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, ising
+from probjax.fitting.path import fit_path
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.penalty import GroupL1
 from probjax.objectives.pseudolikelihood import log_conditionals
-from probjax.path import fit_path
 from probjax.types import weighted_mean
 
 SIZE = 6
@@ -44,7 +44,7 @@ def steps(monkeypatch):
         taken.append(len(found.losses))
         return found
 
-    monkeypatch.setattr(probjax.path, "fit", counted)
+    monkeypatch.setattr(probjax.fitting.path, "fit", counted)
     return taken
 
 

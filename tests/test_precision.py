@@ -27,8 +27,8 @@ from probjax import (
     sample,
     samplers,
     sandwich,
-    uncertainty,
 )
+from probjax.fitting import uncertainty
 from probjax.types import as_array
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -23,8 +23,9 @@ HOLD_FUNCTIONS = """
     annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
     annealing.paths:Ends annealing.pilot:Adaptation connectivity.general:Listed
     connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
-    data.blocks:Blocks data.blocks:Surveyed descent:Optax descent:Problem
-    families:Family interop:Blackjax natural.scores:Given natural.scores:Metric
+    data.blocks:Blocks data.blocks:Surveyed families:Family fitting.descent:Optax
+    fitting.descent:Problem fitting.proximal:Proximal fitting.rounds:Plan
+    fitting.rounds:Space interop:Blackjax natural.scores:Given natural.scores:Metric
     natural.scores:Scores natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
     objectives.divergence:PersistentDivergence objectives.em:EM
@@ -33,17 +34,17 @@ HOLD_FUNCTIONS = """
     objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
     objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
     objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
-    proximal:Proximal rounds:Plan rounds:Space runs.checkpoint_files:Form
-    runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath samplers.hmc:HMC
-    samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
+    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath
+    samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning batches:Batches data.blocks:Block
+    annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    leapfrog:Space rounds:Run runs.checkpoint:Checkpoint runs.checkpoint_files:Header
-    runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
-    samplers.adaptation:Moved samplers.cluster:Bonds samplers.hmc:Choice
-    samplers.observers:Averaged samplers.observers:Store samplers.observers:Stored
+    fitting.minibatches:Batches fitting.rounds:Run leapfrog:Space
+    runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
+    runs.contents:Content runs.contents:Names samplers.adaptation:Moved
+    samplers.cluster:Bonds samplers.hmc:Choice samplers.observers:Averaged
+    samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
 

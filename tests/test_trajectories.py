@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import MPF, Data, Hamiltonian, fit, potential, uncertainty
+from probjax import MPF, Data, Hamiltonian, fit, potential
+from probjax.fitting import uncertainty
 from probjax.leapfrog import Space, kick_drift_kick, phase_at
 
 TRUTH = (jnp.asarray(0.7), jnp.asarray(1.8))

@@ -28,8 +28,8 @@ from probjax import (
     fit,
     ising,
     potts,
-    uncertainty,
 )
+from probjax.fitting import uncertainty
 from probjax.random import keys_of
 from probjax.samplers import HeatBath
 from probjax.types import as_array

@@ -13,11 +13,11 @@ from probjax import (
     ising,
     loss,
 )
-from probjax.path import Path
+from probjax.fitting.cross_validation import Validation, _deal
+from probjax.fitting.path import Path
 from probjax.random import parts_of
 from probjax.samplers import HeatBath
 from probjax.types import as_array
-from probjax.validation import Validation, _deal
 
 SIZE = 5
 DATA = counted_states(SIZE)

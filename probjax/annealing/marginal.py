@@ -27,9 +27,9 @@ from probjax.annealing.paths import Geometric
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.planning import advanced, make_plan
 from probjax.annealing.schedule import Plan
-from probjax.batches import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
+from probjax.fitting.minibatches import take
 from probjax.potential import Conditioned
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.types import (

@@ -26,7 +26,7 @@ from jax.tree_util import Partial
 
 from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, num_rows
-from probjax.rows import cut_chunk
+from probjax.fitting.loss import cut_chunk
 from probjax.types import (
     Array,
     ArrayLike,

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.bases.continuous import Exponential, Laplace, Product
-from probjax.charts import Frozen
+from probjax.fitting.charts import Frozen
 from probjax.leapfrog import Bounds
 from probjax.models.canonical import lengths, longest_first, signs
 from probjax.types import (

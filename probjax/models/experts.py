@@ -32,7 +32,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 
 from probjax import random
-from probjax.charts import Affine, Composed, Frozen, Positive
+from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.models.canonical import longest_first, signs
 from probjax.types import (
     Array,

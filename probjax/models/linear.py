@@ -33,7 +33,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from probjax import random
 from probjax.bases.continuous import Gaussian, Laplace
-from probjax.charts import Frozen
+from probjax.fitting.charts import Frozen
 from probjax.models.canonical import longest_first, signs
 from probjax.types import (
     Array,

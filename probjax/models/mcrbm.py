@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
-from probjax.charts import Affine, Composed, Frozen, Positive
+from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.models.canonical import lengths, longest_first, signs
 from probjax.types import (
     Array,

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, num_rows
-from probjax.fitting import of_kind
+from probjax.fitting.fit import of_kind
 from probjax.natural.linear import Known, Linear, Table, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.types import (

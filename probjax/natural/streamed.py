@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.fitting.loss import cut_chunk
 from probjax.natural.linear import Groups, RowOperator, Table, weighed
-from probjax.rows import cut_chunk
 from probjax.types import (
     Array,
     Float,

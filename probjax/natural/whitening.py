@@ -25,14 +25,14 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
-from probjax.fitting import Fit, fit_job
+from probjax.fitting.fit import Fit, fit_job
+from probjax.fitting.rounds import Plan
+from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.natural.factors import eigen, refuse_singular, report_of
 from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
 from probjax.natural.scores import MetricSource
-from probjax.rounds import Plan
 from probjax.runs.driver import Watch, driver, full_precision, run_in_turn
-from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     Chart,

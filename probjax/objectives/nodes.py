@@ -25,13 +25,13 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.connectivity.flips import OneFlip, num_sites
 from probjax.data.rows import as_data, num_rows
-from probjax.fitting import Fit, fit
+from probjax.fitting.fit import Fit, fit
+from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
 from probjax.objectives.pseudolikelihood import log_conditionals
 from probjax.potential import potential
-from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,

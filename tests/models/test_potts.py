@@ -17,7 +17,7 @@ from probjax import (
     potential,
     potts,
 )
-from probjax.rows import loss_over_rows
+from probjax.fitting.loss import loss_over_rows
 from probjax.types import as_array, closed_forms
 
 SITES, LETTERS = 3, 4

@@ -8,10 +8,10 @@ import pytest
 from small_models import all_states
 
 from probjax import L2, MPF, Data, GradientNorm, PseudoLikelihood, fit, potential
+from probjax.fitting.loss import loss_over_rows
 from probjax.models import rbm
 from probjax.models.rbm.gibbs import _softplus_rise
 from probjax.random import keys_of
-from probjax.rows import loss_over_rows
 from probjax.types import as_array, closed_forms
 
 VISIBLE, HIDDEN = 5, 3

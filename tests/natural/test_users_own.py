@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 from small_models import all_states, drawn_from, flat_of, random_ising
 
 from probjax import MPF, Data, fit, ising, natural
+from probjax.fitting.loss import loss_over_rows
 from probjax.natural.metrics import linearised
 from probjax.natural.regularisers import as_regulariser
-from probjax.rows import loss_over_rows
 from probjax.types import as_array, recipe
 
 ENERGIES = natural.energy_scores(ising.energy)

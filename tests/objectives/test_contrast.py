@@ -10,8 +10,9 @@ from small_models import (
     random_ising,
 )
 
-from probjax import Data, NoiseContrast, fit, ising, uncertainty
+from probjax import Data, NoiseContrast, fit, ising
 from probjax.bases import Bernoulli, fit_bernoulli
+from probjax.fitting import uncertainty
 from probjax.types import as_array
 
 SIZE = 4

@@ -25,8 +25,8 @@ from probjax import (
     ising,
     loss,
     recipe,
-    uncertainty,
 )
+from probjax.fitting import uncertainty
 from probjax.samplers import Tempered
 from probjax.types import Info, as_array
 

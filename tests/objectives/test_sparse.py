@@ -19,9 +19,9 @@ from probjax import (
     fit,
     loss,
     rbm,
-    uncertainty,
 )
-from probjax.rows import loss_over_rows
+from probjax.fitting import uncertainty
+from probjax.fitting.loss import loss_over_rows
 from probjax.types import as_array
 
 VISIBLE, HIDDEN, ROWS = 5, 3, 11

@@ -30,7 +30,8 @@ import numpy as np
 
 from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, num_rows, refuse_mask
-from probjax.fitting import ConvergenceWarning, fit
+from probjax.fitting.fit import ConvergenceWarning, fit
+from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.models.hopfield.network import (
     Params,
     energy,
@@ -38,7 +39,6 @@ from probjax.models.hopfield.network import (
     is_fixed,
 )
 from probjax.objectives.flow import MPF
-from probjax.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from probjax.batches import Batches, deal, new_deck, next_batch, put, take
 from probjax.data.rows import num_rows
-from probjax.descent import Optax, Problem, QuasiNewton
 from probjax.devices import apart, on_host
-from probjax.proximal import Proximal
-from probjax.rows import loss_over_rows, scaled
-from probjax.stopping import Progress, StoppingRule
+from probjax.fitting.descent import Optax, Problem, QuasiNewton
+from probjax.fitting.loss import loss_over_rows, scaled
+from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch, put, take
+from probjax.fitting.proximal import Proximal
+from probjax.fitting.stopping import Progress, StoppingRule
 from probjax.types import (
     Array,
     Chart,

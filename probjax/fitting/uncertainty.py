@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data.rows import num_rows, refuse_mask
-from probjax.fitting import (
+from probjax.fitting.fit import (
     ConvergenceWarning,
     Fit,
     at_door,
     of_kind,
     warn_of_unbounded,
 )
-from probjax.rows import cut_chunk, default_chunk_size, loss_over_rows
+from probjax.fitting.loss import cut_chunk, default_chunk_size, loss_over_rows
 from probjax.runs.driver import driver
 from probjax.types import (
     Array,

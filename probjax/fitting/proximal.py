@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.descent import (
+from probjax.fitting.descent import (
     DescentMethod,
     Memory,
     Problem,

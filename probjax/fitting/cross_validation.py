@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.data.rows import as_data, num_rows, refuse_mask
-from probjax.fitting import loss
-from probjax.path import Path, fit_path
-from probjax.stopping import StoppingRule
+from probjax.fitting.fit import loss
+from probjax.fitting.path import Path, fit_path
+from probjax.fitting.stopping import StoppingRule
 from probjax.types import (
     Array,
     ArrayLike,

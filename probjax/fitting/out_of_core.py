@@ -1,9 +1,9 @@
-"""Out-of-core fits: the rounds of `probjax.rounds`, evaluated by passes over blocks.
+"""Out-of-core fits: `probjax.fitting.rounds`, evaluated by passes over blocks.
 
 The descent asks for the loss at a point, and a pass over all blocks adds it up exactly
-with its gradient (see `probjax.rows`): the steps are those with the rows in memory,
-except for rounding. The next block is read while one is being evaluated. On the mesh of
-the context (see `probjax.devices`) each device has its part of a block.
+with its gradient (see `probjax.fitting.loss`): the steps are those with the rows in
+memory, except for rounding. The next block is read while one is being evaluated. On the
+mesh of the context (see `probjax.devices`) each device has its part of a block.
 
 Minibatches are cut from one block after the other, and each batch begins where the last
 one ended. Blocks come in their own order, the rows of each in a random order that is
@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
-from probjax.descent import Problem
 from probjax.devices import placed
-from probjax.rounds import (
+from probjax.fitting.descent import Problem
+from probjax.fitting.loss import loss_over_rows, merged, no_rows
+from probjax.fitting.rounds import (
     Plan,
     Run,
     at_rest,
@@ -36,7 +37,6 @@ from probjax.rounds import (
     to_params,
     with_the_rest,
 )
-from probjax.rows import loss_over_rows, merged, no_rows
 from probjax.types import (
     Data,
     Objective,

@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from probjax.batches import rows_per_round
 from probjax.checks import at_once, holds, is_finite
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
-from probjax.passes import check_context, out_of_core
-from probjax.rounds import (
+from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.fitting.minibatches import rows_per_round
+from probjax.fitting.out_of_core import check_context, out_of_core
+from probjax.fitting.rounds import (
     Plan,
     Run,
     advance_compiled,
@@ -33,9 +34,8 @@ from probjax.rounds import (
     run_rounds,
     start_compiled,
 )
-from probjax.rows import default_chunk_size, loss_over_rows
+from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.runs.driver import Job, Watch, driver, run
-from probjax.stopping import GradientNorm, StoppingRule
 from probjax.types import (
     Array,
     Chart,
@@ -401,7 +401,7 @@ class UnboundedWarning(UserWarning):
     ...     fit(*args)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    probjax.fitting.UnboundedWarning: 1 of 2 units never change...
+    probjax.fitting.fit.UnboundedWarning: 1 of 2 units never change...
     """
 
 

@@ -19,8 +19,8 @@ import optax
 
 from probjax.checks import holds, namespace
 from probjax.data.rows import as_data, refuse_mask
-from probjax.fitting import fit
-from probjax.stopping import GradientNorm, StoppingRule, default_tolerance
+from probjax.fitting.fit import fit
+from probjax.fitting.stopping import GradientNorm, StoppingRule, default_tolerance
 from probjax.types import (
     Array,
     ArrayLike,

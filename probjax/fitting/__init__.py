@@ -1,0 +1,33 @@
+"""Fitting: drivers that minimise objectives, methods of descent, and error bars."""
+
+from probjax.fitting import charts
+from probjax.fitting.cross_validation import Validation, cross_validate
+from probjax.fitting.fit import (
+    ConvergenceWarning,
+    Fit,
+    UnboundedWarning,
+    fit,
+    loss,
+)
+from probjax.fitting.path import Path, fit_path
+from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
+from probjax.fitting.uncertainty import Uncertainty, uncertainty
+
+__all__ = [
+    "AnyOf",
+    "charts",
+    "ConvergenceWarning",
+    "cross_validate",
+    "Fit",
+    "fit",
+    "fit_path",
+    "GradientNorm",
+    "loss",
+    "Path",
+    "Progress",
+    "StoppingRule",
+    "UnboundedWarning",
+    "Uncertainty",
+    "uncertainty",
+    "Validation",
+]
