@@ -70,7 +70,7 @@ from probjax.fitting.descent import DescentMethod
 from probjax.forwarding import ForwardingObjective, ForwardingSampler
 from probjax.natural import Regulariser, Structure, draws_of
 from probjax.natural.factors import Factor
-from probjax.natural.linear import Linear
+from probjax.natural.operators import Linear
 from probjax.types import Context, Neighbours, as_array
 
 PACKAGE = Path(probjax.__file__).parent

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.sparse.linalg import cg
 
-from probjax.natural.linear import Groups, Linear, RowOperator
+from probjax.natural.operators import Groups, Linear, RowOperator
 from probjax.natural.regularisers import Regulariser, rounding, scaled
 from probjax.types import (
     Array,
@@ -34,7 +34,7 @@ class Report(NamedTuple):
     """Rank and condition number of a metric that was inverted; NaN if unknown.
 
     >>> from probjax.natural import Dense, Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[1.0, 0.0], [0.0, 2.0]]))  # eigenvalues 1 and 4
     >>> report = Dense().factor(table, jnp.zeros(2), Ridge(0.0)).report
     >>> float(report.rank), round(float(report.condition), 3)

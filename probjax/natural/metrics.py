@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, refuse_mask
-from probjax.natural.linear import Linear, check_fits
+from probjax.natural.operators import Linear, check_fits
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.runs.driver import full_precision
 from probjax.types import Array, Data, Float, Params, PyTree

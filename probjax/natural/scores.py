@@ -13,7 +13,7 @@ weight: the derivative of some number with respect to all parameters, its *score
 
 Which rows these are is up to whoever gives them: see `natural_gradient`.
 
-Products with G, and whether A is held in memory, are in `probjax.natural.linear`.
+Products with G, and whether A is held in memory, are in `probjax.natural.operators`.
 
 Reference: thesis, "The Natural Gradient by Analogy to Signal Whitening", recipes;
 Amari, Neural Computation 10, 251 (1998).
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import of_kind
-from probjax.natural.linear import Known, Linear, Table, times_rows, weighed
+from probjax.natural.operators import Known, Linear, Table, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.types import (
     Array,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.fitting.loss import cut_chunk
-from probjax.natural.linear import Groups, RowOperator, Table, weighed
+from probjax.natural.operators import Groups, RowOperator, Table, weighed
 from probjax.types import (
     Array,
     Float,

@@ -37,7 +37,7 @@ from probjax.natural.factors import (
     report_of,
     root,
 )
-from probjax.natural.linear import MOST_PARAMETERS, Linear, check_fits
+from probjax.natural.operators import MOST_PARAMETERS, Linear, check_fits
 from probjax.natural.regularisers import Regulariser, inverted
 from probjax.types import Params, PyTree, check_count, recipe, static
 
@@ -52,7 +52,7 @@ class Structure(abc.ABC):
     ...         inverse = regulariser.inverse(mean, lengths.mean())
     ...         return Lengths(unravel(inverse), regulariser.shift(lengths.mean()))
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[1.0, 1.0], [0.0, 2.0]]))  # diagonal 1 and 5
     >>> factor = MeanDiagonal().factor(table, jnp.zeros(2), Ridge(0.0))
     >>> factor.solve(jnp.array([3.0, 6.0])).tolist()
@@ -80,7 +80,7 @@ class Dense(Structure):
     """The whole metric, as a matrix.
 
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[1.0, 1.0], [0.0, 2.0]]))  # G is [[1, 1], [1, 5]]
     >>> factor = Dense().factor(table, jnp.zeros(2), Ridge(0.0))
     >>> factor.solve(jnp.array([2.0, 6.0])).round().tolist()
@@ -105,7 +105,7 @@ class Blocks(Structure):
             same label form one block. None for one block per leaf.
 
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> rows = {"a": jnp.array([[1.0], [0.0]]), "b": jnp.array([[1.0], [2.0]])}
     >>> params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}  # blocks 1 and 5
     >>> factor = Blocks().factor(Table(rows), params, Ridge(0.0))
@@ -143,7 +143,7 @@ class Diagonal(Structure):
     """The diagonal of the metric: one number per parameter.
 
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[1.0, 1.0], [0.0, 2.0]]))  # diagonal 1 and 5
     >>> factor = Diagonal().factor(table, jnp.zeros(2), Ridge(0.0))
     >>> factor.solve(jnp.array([1.0, 5.0])).round().tolist()
@@ -171,7 +171,7 @@ class LowRank(Structure):
     The report describes the whole metric, whose smallest eigenvalue is its damping.
 
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[2.0, 0.0]]))  # eigenvalues 4 and 0, mean 2
     >>> factor = LowRank().factor(table, jnp.zeros(2), Ridge(0.5))
     >>> factor.solve(jnp.array([5.0, 1.0])).round().tolist()
@@ -237,7 +237,7 @@ class ConjugateGradient(Structure):
         tolerance: residual, relative to the gradient, at which iterations end.
 
     >>> from probjax.natural import Ridge
-    >>> from probjax.natural.linear import Table
+    >>> from probjax.natural.operators import Table
     >>> table = Table(rows=jnp.array([[2.0, 0.0]]))  # eigenvalues 4 and 0, mean 2
     >>> factor = ConjugateGradient().factor(table, jnp.zeros(2), Ridge(0.5))
     >>> factor.solve(jnp.array([5.0, 1.0])).round().tolist()

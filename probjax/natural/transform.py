@@ -32,8 +32,8 @@ from probjax import exact
 from probjax.data.rows import as_data
 from probjax.data.rows import num_rows as count_rows
 from probjax.natural.factors import Report
-from probjax.natural.linear import Table
 from probjax.natural.metrics import linearised
+from probjax.natural.operators import Table
 from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure

@@ -3,7 +3,6 @@
 Axes are named where they have no name yet, and nothing has a legend until you ask.
 """
 
-from probjax.plots.against import agreement, comparison, estimates, population_count
 from probjax.plots.canvas import (
     BLACK,
     BLUE,
@@ -14,6 +13,7 @@ from probjax.plots.canvas import (
     SKY,
     load_pyplot,
 )
+from probjax.plots.comparisons import agreement, comparison, estimates, population_count
 from probjax.plots.likelihoods import interval, weights
 from probjax.plots.memories import capacity, recovery
 from probjax.plots.pairwise import couplings, graph
