@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --durations=25
 .PHONY: demo test check documents platforms statistics slow lint bench docs clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m probjax.cli demo
+	$(BIN)/python -m probjax.apps.cli demo
 
 test: $(VENV)/.installed
 	$(PYTEST) --dist worksteal tests -m "not ($(TIERS))"

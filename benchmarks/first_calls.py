@@ -172,7 +172,7 @@ def _called(folder: str, command: list[str]) -> float:
     environment["PYTHONPATH"] = str(ROOT)
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "probjax.cli", *command],
+        [sys.executable, "-m", "probjax.apps.cli", *command],
         cwd=folder,
         env=environment,
         check=True,

@@ -4,13 +4,14 @@ A model is one function, `energy(params, x)`, of one state; p(x) is proportional
 exp(-energy). Everything else here works on any such function.
 """
 
+import importlib
+
 from probjax import (
     annealing,
     bases,
     devices,
     diagnostics,
     exact,
-    interop,
     natural,
     plots,
     samplers,
@@ -24,6 +25,8 @@ from probjax.annealing import (
     reverse_ais,
     sandwich,
 )
+from probjax.apps import interop
+from probjax.apps.progress import annealing_bar, draws_bar, progress_bar, rows_bar
 from probjax.bases import Bernoulli, Gaussian, Laplace
 from probjax.connectivity import (
     AllFlips,
@@ -119,7 +122,6 @@ from probjax.objectives.score import (
 from probjax.objectives.sparse import Sparse
 from probjax.objectives.velocity import MinimumVelocity
 from probjax.potential import Potential, potential
-from probjax.progress import annealing_bar, draws_bar, progress_bar, rows_bar
 from probjax.runs import Checkpoint, Watch, storage
 from probjax.samplers import (
     HMC,
@@ -146,6 +148,14 @@ from probjax.types import (
 )
 
 __version__ = "0.2.0.dev0"
+
+
+def __getattr__(name):
+    """Import `probjax.estimators` on first use, because it needs scikit-learn."""
+    if name == "estimators":
+        return importlib.import_module("probjax.apps.estimators")
+    raise AttributeError(f"module 'probjax' has no attribute {name!r}")
+
 
 __all__ = [
     "AllFlips",

@@ -9,8 +9,9 @@ import pytest
 from small_models import all_states
 
 import probjax
-from probjax import families, ising, potts, rbm, storage
-from probjax.cli import main
+from probjax import ising, potts, rbm, storage
+from probjax.apps import families
+from probjax.apps.cli import main
 
 
 def _rows(num_states=2):
@@ -311,7 +312,7 @@ def test_help_teaches_by_example(capsys, command):
 
 @pytest.mark.platforms
 def test_the_entry_point_answers_and_returns_its_code(tmp_path):
-    command = [sys.executable, "-m", "probjax.cli"]
+    command = [sys.executable, "-m", "probjax.apps.cli"]
     found = subprocess.run(
         [*command, "--help"], capture_output=True, text=True, check=False
     )

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from probjax import compilation_cache
+from probjax.apps import compilation_cache
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from probjax.compilation_cache import programs_kept
+from probjax.apps.compilation_cache import programs_kept
 with programs_kept(Path(sys.argv[1])):
     import jax
     hits = []
@@ -136,7 +136,7 @@ def test_programs_added_first_are_removed_above_the_limit(tmp_path, monkeypatch)
 @pytest.mark.parametrize("flags", [[], ["--no-cache"]])
 def test_the_command_line_keeps_programs_unless_told_not_to(flags, tmp_path):
     (tmp_path / "rows.csv").write_text("0,1,0\n1,1,0\n0,0,1\n1,0,1\n")
-    command = [sys.executable, "-m", "probjax.cli", "fit", "rows.csv", *flags]
+    command = [sys.executable, "-m", "probjax.apps.cli", "fit", "rows.csv", *flags]
     folders = environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=tmp_path, env=folders, capture_output=True)
     assert not done.returncode, done.stderr

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from probjax import cli, demo
+from probjax.apps import cli, demo
 
 pytestmark = pytest.mark.documents
 

@@ -12,8 +12,9 @@ from sklearn.preprocessing import Binarizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_models import all_states
 
-from probjax import L1, PersistentDivergence, families, hopfield, ising, potts, rbm
-from probjax.estimators import RBM, Hopfield, Ising, Potts
+from probjax import L1, PersistentDivergence, hopfield, ising, potts, rbm
+from probjax.apps import families
+from probjax.apps.estimators import RBM, Hopfield, Ising, Potts
 from probjax.samplers import HeatBath
 
 
@@ -238,5 +239,5 @@ def test_what_cannot_be_trusted_or_minimised_is_said(monkeypatch):
 
 @pytest.mark.platforms
 def test_probjax_does_not_import_scikit_learn():
-    code = "import sys, probjax, probjax.cli; sys.exit('sklearn' in sys.modules)"
+    code = "import sys, probjax, probjax.apps.cli; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

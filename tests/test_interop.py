@@ -9,7 +9,7 @@ import pytest
 from small_models import random_ising
 
 from probjax import diagnostics, interop, ising, potential, sample, samplers
-from probjax.interop import Blackjax, to_arviz, to_blackjax
+from probjax.apps.interop import Blackjax, to_arviz, to_blackjax
 from probjax.potential import Potential
 from probjax.types import Info
 

@@ -19,9 +19,9 @@ from probjax import (
     sample,
 )
 from probjax.annealing import ais_until, marginal_log_likelihood
+from probjax.apps.progress import rows_bar
 from probjax.bases import Bernoulli
 from probjax.connectivity import BitFlips
-from probjax.progress import rows_bar
 from probjax.samplers import HeatBath, Metropolis
 
 COUPLED = ising.from_matrix([[0.3, -0.4], [-0.4, -0.7]])

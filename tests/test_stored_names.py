@@ -21,12 +21,13 @@ EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
     annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
-    annealing.paths:Ends annealing.pilot:Adaptation connectivity.general:Listed
-    connectivity.general:Proposal connectivity.steps:Shape connectivity.steps:Steps
-    data.blocks:Blocks data.blocks:Surveyed families:Family fitting.descent:Optax
-    fitting.descent:Problem fitting.proximal:Proximal fitting.rounds:Plan
-    fitting.rounds:Space interop:Blackjax natural.scores:Given natural.scores:Metric
-    natural.scores:Scores natural.streamed:Streamed objectives.corrupted:Corrupted
+    annealing.paths:Ends annealing.pilot:Adaptation apps.families:Family
+    apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
+    connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
+    data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
+    fitting.proximal:Proximal fitting.rounds:Plan fitting.rounds:Space
+    natural.scores:Given natural.scores:Metric natural.scores:Scores
+    natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
     objectives.divergence:PersistentDivergence objectives.em:EM
     objectives.flow:PersistentMPF objectives.gaps:GapObjective

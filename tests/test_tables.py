@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from probjax import tables
+from probjax.apps import tables
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from probjax import couplings, families, plots, tables
+from probjax import plots
+from probjax.apps import couplings, families, tables
+from probjax.apps.families import FAMILIES, Model
 from probjax.diagnostics import goodness
 from probjax.exact.enumeration_blocks import LIMIT
-from probjax.families import FAMILIES, Model
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.penalty import L1, L2

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from probjax import __version__
-from probjax.compilation_cache import programs_kept
+from probjax.apps.compilation_cache import programs_kept
 
 _ABOUT = """Learn models of bits, spins and letters whose partition function is unknown.
 
@@ -85,11 +85,11 @@ def _run(given: argparse.Namespace) -> int:
 def _do(given: argparse.Namespace) -> None:
     # Imported on call: help is to be quick.
     if given.command == "demo":
-        from probjax.demo import run
+        from probjax.apps.demo import run
 
         run(given.out)
         return
-    from probjax import commands
+    from probjax.apps import commands
 
     {"fit": commands.fit, "evaluate": commands.evaluate, "sample": commands.sample}[
         given.command

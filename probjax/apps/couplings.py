@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probjax.families import Model
+from probjax.apps.families import Model
 from probjax.models import ising, potts
 
 

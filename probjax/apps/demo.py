@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from probjax import exact, plots
-from probjax.commands import say
+from probjax.apps.commands import say
 from probjax.fitting.fit import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF

@@ -24,7 +24,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from probjax import families
+from probjax.apps import families
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.penalty import L2
