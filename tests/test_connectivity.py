@@ -21,8 +21,8 @@ from probjax import (
     ising,
     potential,
 )
-from probjax.connectivity.flips import binary
 from probjax.random import keys_of
+from probjax.states import binary
 from probjax.types import Connectivity
 
 X = np.array([0.0, 1.0, 1.0], np.float32)

@@ -11,8 +11,7 @@ from jax.scipy.special import logsumexp
 from probjax import random
 from probjax.bases.continuous import check_entries, each_of, of_size
 from probjax.checks import holds, is_finite
-from probjax.connectivity.flips import binary
-from probjax.connectivity.sites import letters, one_hot
+from probjax.states import binary, letters, one_hot
 from probjax.types import (
     Array,
     ArrayLike,

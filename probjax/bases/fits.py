@@ -8,9 +8,8 @@ import numpy as np
 
 from probjax.bases.continuous import Gaussian, Laplace
 from probjax.bases.discrete import Bernoulli, Categorical
-from probjax.connectivity.flips import binary
-from probjax.connectivity.sites import letters, one_hot
 from probjax.data.rows import as_data, num_rows, refuse_mask
+from probjax.states import binary, letters, one_hot
 from probjax.types import Array, ArrayLike, Data, Float, floating, is_concrete
 
 

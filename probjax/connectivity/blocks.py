@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.flips import binary, num_sites
 from probjax.connectivity.general import visited
-from probjax.connectivity.sites import letters
 from probjax.potential import Potential, for_each
+from probjax.states import binary, letters, num_sites
 from probjax.types import (
     Connectivity,
     Domain,

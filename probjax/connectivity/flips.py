@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import holds, is_whole
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
+from probjax.states import binary, num_sites
 from probjax.types import (
     Array,
     ArrayLike,
@@ -34,7 +34,6 @@ from probjax.types import (
     PRNGKeyArray,
     State,
     check_count,
-    floating,
     recipe,
     static,
 )
@@ -200,43 +199,6 @@ class AllFlips(Connectivity):
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         gap = potential.mirror_gap(x)[None]
         return Gaps(gap, jnp.ones_like(gap))
-
-
-def num_sites(x: State) -> int:
-    """How many bits, or letters, a row of `x` has."""
-    return sum(int(np.prod(np.shape(leaf)[1:])) for leaf in jax.tree.leaves(x))
-
-
-def binary(x: State) -> State:
-    """`x` as floating 0s and 1s; anything else in it is refused.
-
-    Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
-    """
-    if not holds(is_bit, x):
-        raise ValueError(f"a model of bits needs states of 0 and 1, got {_not_bits(x)}")
-    return jax.tree.map(floating, x)
-
-
-def _not_bits(x):
-    """What `x` holds in place of bits, and what to do about it."""
-    if holds(is_spin, x):
-        return "spins of -1 and 1: convert them with ising.bits"
-    if holds(is_whole, x):
-        return "other whole numbers: for letters use SiteChanges(num_states)"
-    return (
-        "numbers that are not whole: continuous states are fitted by ScoreMatching, or "
-        "by MPF with connectivity=GaussianSteps(size), and drawn by HMC"
-    )
-
-
-def is_bit(value: Array) -> Array:
-    """Whether each value is 0 or 1."""
-    return (value == 0) | (value == 1)
-
-
-def is_spin(value: Array) -> Array:
-    """Whether each value is -1 or 1."""
-    return abs(value) == 1
 
 
 def _flipped(x, bits):

@@ -8,24 +8,18 @@ which is what the pseudolikelihood of a site is made of.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once, holds, is_whole
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
+from probjax.states import letters, one_hot
 from probjax.types import (
-    Array,
     Connectivity,
     Domain,
-    Float,
     Gaps,
     Neighbours,
     State,
     check_count,
-    floating,
-    is_concrete,
-    is_on_host,
     recipe,
     static,
 )
@@ -72,40 +66,3 @@ class SiteChanges(Connectivity):
 
     def _others(self, flat):
         return 1 - one_hot(flat, self.num_states)
-
-
-def one_hot(x: Float[Array, " site"], num_states: int) -> Float[Array, "site letter"]:
-    """Each letter as a row with a 1 in its column, and 0 elsewhere."""
-    columns = jnp.arange(num_states, dtype=x.dtype)
-    return (x[:, None] == columns[None]).astype(x.dtype)
-
-
-def letters(x: State, *, num_states: int) -> State:
-    """`x` as floating letters 0 to `num_states` - 1; anything else in it is refused.
-
-    One-hot states are refused too, as they may be a mistake: see `potts.letters`.
-    """
-    check_count("num_states", num_states, least=2)
-    x = jax.tree.map(floating, x)
-    if not holds(is_whole, x):
-        raise ValueError("letters must be whole numbers")
-    for leaf in jax.tree.leaves(x):
-        if not is_concrete(leaf):
-            continue
-        with at_once():
-            values = np.asarray(leaf) if is_on_host(leaf) else leaf
-            low, high = int(values.min()), int(values.max())
-            hot = values.ndim > 2 and values.shape[-1] == num_states
-            hot = hot and bool((values.sum(-1) == 1).all())
-        if low < 0 or high >= num_states:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"{num_states} states per site are the letters 0 to {num_states - 1}, "
-                f"got {wrong}"
-            )
-        if hot and high <= 1:
-            raise ValueError(
-                f"data of shape {jnp.shape(leaf)} look one-hot: convert them with "
-                "potts.letters"
-            )
-    return x

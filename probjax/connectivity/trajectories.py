@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.flips import num_sites
 from probjax.leapfrog import (
     DIVERGENT,
     Space,
@@ -31,6 +30,7 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import Potential
+from probjax.states import num_sites
 from probjax.types import (
     Array,
     Connectivity,

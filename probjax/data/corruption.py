@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.connectivity.flips import binary
 from probjax.data.preprocessing import binarise_randomly
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

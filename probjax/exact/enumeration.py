@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.nn import logsumexp
 
-from probjax.connectivity.sites import letters
 from probjax.data.rows import as_data, refuse_mask
 from probjax.exact.enumeration_blocks import (
     blocks,
@@ -26,6 +25,7 @@ from probjax.exact.enumeration_blocks import (
     energies,
     weighted_sums,
 )
+from probjax.states import letters
 from probjax.types import (
     Array,
     ArrayLike,

@@ -35,13 +35,13 @@ from jax.nn import log_sigmoid, logsumexp
 from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
 from probjax.annealing.likelihood import shares_of
-from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
 from probjax.models import rbm
 from probjax.runs.driver import Watch
 from probjax.samplers.sample import Draws
 from probjax.samplers.sample import sample as sample_chains
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

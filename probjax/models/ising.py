@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import holds, namespace
-from probjax.connectivity.flips import binary, is_spin
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.devices import on_host
+from probjax.states import binary, is_spin
 from probjax.types import (
     Array,
     ArrayLike,

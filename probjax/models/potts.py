@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.connectivity.sites import letters as checked_letters
-from probjax.connectivity.sites import one_hot
 from probjax.models.ising import Edges, checked_edges, pair_indices
+from probjax.states import letters as checked_letters
+from probjax.states import one_hot
 from probjax.types import (
     Array,
     ArrayLike,

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, refuse_mask
 from probjax.models import ising
+from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
 
 

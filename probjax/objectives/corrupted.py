@@ -11,10 +11,10 @@ samples.
 import jax
 import numpy as np
 
-from probjax.connectivity.flips import binary
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.states import binary
 from probjax.types import (
     Context,
     Data,

@@ -14,10 +14,9 @@ from collections.abc import Callable
 import jax
 
 from probjax import exact
-from probjax.connectivity.flips import binary, num_sites
-from probjax.connectivity.sites import letters
 from probjax.data.rows import refuse_mask
 from probjax.potential import check_energy, check_normalisable, unbounded
+from probjax.states import binary, letters, num_sites
 from probjax.types import (
     Context,
     Data,

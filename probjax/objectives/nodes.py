@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.flips import OneFlip, num_sites
+from probjax.connectivity.flips import OneFlip
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import Fit, fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule
@@ -32,6 +32,7 @@ from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
 from probjax.objectives.pseudolikelihood import log_conditionals
 from probjax.potential import potential
+from probjax.states import num_sites
 from probjax.types import (
     Array,
     ArrayLike,

@@ -31,11 +31,11 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import holds
 from probjax.connectivity import Steps
-from probjax.connectivity.flips import is_bit, is_spin
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import Kept
 from probjax.potential import check_energy, potential
+from probjax.states import is_bit, is_spin
 from probjax.types import (
     Context,
     Data,

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from probjax.connectivity.flips import binary
 from probjax.models import ising
 from probjax.potential import Potential
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

@@ -19,9 +19,8 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.checks import at_once
-from probjax.connectivity.flips import binary, num_sites
-from probjax.connectivity.sites import letters
 from probjax.potential import Potential
+from probjax.states import binary, letters, num_sites
 from probjax.types import (
     Array,
     Bool,

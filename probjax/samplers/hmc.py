@@ -34,7 +34,6 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.checks import at_once, holds, is_finite
-from probjax.connectivity.flips import num_sites
 from probjax.devices import on_host
 from probjax.lanes import lazily, together
 from probjax.leapfrog import (
@@ -50,6 +49,7 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import Potential
+from probjax.states import num_sites
 from probjax.types import (
     Array,
     Domain,

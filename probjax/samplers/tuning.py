@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.connectivity.flips import num_sites
 from probjax.data.rows import as_data, num_rows
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver
+from probjax.states import num_sites
 from probjax.types import (
     Array,
     Data,

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.connectivity.flips import binary
 from probjax.data.corruption import flip_some
 from probjax.models.hopfield.network import Params, recall
 from probjax.models.hopfield.rules import Learned
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

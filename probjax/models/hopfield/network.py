@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import holds, is_finite
-from probjax.connectivity.flips import binary
 from probjax.models import ising
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

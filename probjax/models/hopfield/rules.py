@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import ConvergenceWarning, fit
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
@@ -39,6 +38,7 @@ from probjax.models.hopfield.network import (
     is_fixed,
 )
 from probjax.objectives.flow import MPF
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,

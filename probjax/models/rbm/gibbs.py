@@ -17,11 +17,11 @@ from probjax import random
 from probjax.annealing.paths import Ends, Path
 from probjax.bases.discrete import Bernoulli
 from probjax.bases.fits import fit_bernoulli, with_one_more
-from probjax.connectivity.flips import binary
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.lanes import together
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
+from probjax.states import binary
 from probjax.types import (
     Array,
     ArrayLike,
