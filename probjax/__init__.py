@@ -85,13 +85,13 @@ from probjax.models import (
     potts,
     rbm,
 )
+from probjax.models.ising import SwendsenWang, mean_field, tap
 from probjax.natural import (
     energy_scores,
     fit_whitened,
     natural_gradient,
     relative_gradient,
 )
-from probjax.objectives.closed import mean_field, tap
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.corrupted import Corrupted
 from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
@@ -129,7 +129,6 @@ from probjax.samplers import (
     LookAheadHMC,
     Metropolis,
     Momentum,
-    SwendsenWang,
     sample,
     sample_mean,
 )

@@ -152,8 +152,8 @@ SAMPLERS = [
     samplers.HeatBath(3, samplers.random_sites),
     samplers.ColourGibbs(as_array(np.eye(4))),
     samplers.Metropolis(BitFlips(), num_moves=3),
-    samplers.SwendsenWang(),
-    samplers.Wolff(),
+    ising.SwendsenWang(),
+    ising.Wolff(),
     samplers.Tempered(samplers.HeatBath(), as_array([1.0, 0.5, 0.2])),
 ]
 DYNAMICS = [

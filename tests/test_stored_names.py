@@ -44,7 +44,7 @@ INTERNAL = """
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Space
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
     runs.contents:Content runs.contents:Names samplers.adaptation:Moved
-    samplers.cluster:Bonds samplers.hmc:Choice samplers.observers:Averaged
+    models.ising.clusters:Bonds samplers.hmc:Choice samplers.observers:Averaged
     samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
@@ -99,7 +99,7 @@ def test_files_hold_registered_names(tmp_path):
 
 
 def test_a_class_without_a_name_is_rejected(tmp_path, monkeypatch):
-    location = "probjax.models.ising:Params"
+    location = "probjax.models.ising.model:Params"
     monkeypatch.delitem(stored_names._NAMES_BY_LOCATION, location)
     with pytest.raises(ValueError, match=f"registered name, got a {location}"):
         storage.save(tmp_path / "model", ising.from_matrix([[1.0]]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from probjax import L1, L2, Gaussian
-from probjax.samplers import SwendsenWang, Wolff
+from probjax.models.ising import SwendsenWang, Wolff
 from probjax.types import closed_form, closed_forms, float_dtype, recipe, static
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.models.ising import Edges, checked_edges, pair_indices
+from probjax.models.ising.model import Edges, checked_edges, pair_indices
 from probjax.states import letters as checked_letters
 from probjax.states import one_hot
 from probjax.types import (

@@ -1,7 +1,6 @@
 """Markov chains that leave a model unchanged. Each sees one state at a time."""
 
 from probjax.leapfrog import Bounds, drift_kick_drift, kick_drift_kick
-from probjax.samplers.cluster import SwendsenWang, Wolff
 from probjax.samplers.gibbs import (
     ColourGibbs,
     HeatBath,
@@ -47,8 +46,6 @@ __all__ = [
     "slice_flip",
     "standard_flip",
     "swap_rates",
-    "SwendsenWang",
     "Tempered",
     "tune",
-    "Wolff",
 ]

@@ -10,8 +10,9 @@ from sampler_checks import assert_drawn_from, codes
 from small_models import all_states, log_probs_of, matrix_of, random_ising
 
 from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
+from probjax.models.ising import clusters as cluster
 from probjax.random import keys_of
-from probjax.samplers import cluster, tempering
+from probjax.samplers import tempering
 from probjax.types import Info, recipe
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))

@@ -6,7 +6,7 @@ import pytest
 from small_models import all_states, drawn_from, log_probs_of, matrix_of
 
 from probjax import Data, ising
-from probjax.objectives.closed import mean_field, tap
+from probjax.models.ising.mean_field import mean_field, tap
 from probjax.types import as_array
 
 SIZE = 5
@@ -37,7 +37,7 @@ def test_errors_are_of_their_order_in_the_couplings(estimate, order, x64):
 
 
 def test_the_inverse_is_the_filter_of_eigenvalues(x64):
-    from probjax.objectives.closed import _susceptibility
+    from probjax.models.ising.mean_field import _susceptibility
 
     x = np.random.default_rng(0).binomial(1, 0.4, (30, 4)).astype(float)
     _, found = jax.jit(partial(_susceptibility, damping=0.01))(x)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from probjax.models import ising
+from probjax.models.ising.model import energy, pair_indices
 from probjax.potential import Potential
 from probjax.states import binary
 from probjax.types import (
@@ -67,7 +67,7 @@ class SwendsenWang(Sampler):
 
     Units that all but always agree turn together:
 
-    >>> from probjax import sample
+    >>> from probjax import ising, sample
     >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
     >>> args = jax.random.key(0), ising.energy, params, jnp.zeros((10, 2))
     >>> x = sample(*args, sampler=SwendsenWang(), num_draws=20).x
@@ -105,7 +105,7 @@ class Wolff(Sampler):
 
     In a model of one cluster, the whole state turns at every step:
 
-    >>> from probjax import sample
+    >>> from probjax import ising, sample
     >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
     >>> args = jax.random.key(0), ising.energy, params, jnp.zeros((1, 2))
     >>> sample(*args, sampler=Wolff(), num_draws=3).x.tolist()
@@ -142,7 +142,7 @@ def bonds(potential: Potential) -> Bonds:
     """
     params, weight = potential.args[0], potential.weights[0]
     size = len(params.bias)
-    first, second = ising.pair_indices(size, params.edges)
+    first, second = pair_indices(size, params.edges)
     pairs = -params.coupling / 2
     ends = np.concatenate([first, second])
     field = jax.ops.segment_sum(jnp.tile(pairs, 2), ends, size) - params.bias / 2
@@ -206,7 +206,7 @@ def turned(
 
 
 def _start(name, potential, x):
-    if potential.energies != (ising.energy,):
+    if potential.energies != (energy,):
         raise ValueError(f"{name} is for ising.energy alone")
     return ClusterState(x)
 

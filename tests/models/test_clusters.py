@@ -13,8 +13,8 @@ from small_models import (
 )
 
 from probjax import Potential, exact, ising, potential, samplers
+from probjax.models.ising import clusters as cluster
 from probjax.random import keys_of
-from probjax.samplers import cluster
 from probjax.types import as_array
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))

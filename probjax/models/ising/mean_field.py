@@ -23,12 +23,12 @@ import jax.numpy as jnp
 
 from probjax.checks import holds
 from probjax.data.rows import as_data, refuse_mask
-from probjax.models import ising
+from probjax.models.ising.model import Params, from_matrix
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
 
 
-def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
+def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
     """The Ising model of all pairs by naive mean field, errors of second order in J.
 
     Args:
@@ -45,7 +45,7 @@ def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
     return _model(mean, inverse / 2, 0)
 
 
-def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> ising.Params:
+def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
     """The Ising model of all pairs with TAP's correction, errors of third order in J.
 
     Where its square root would be of a negative number, or both solutions meet at
@@ -92,7 +92,7 @@ def _model(mean, coupling, reaction):
     coupling = (coupling + coupling.T) / 2
     bias = -jax.scipy.special.logit(mean) - 2 * coupling @ mean
     back = 2 * (1 - 2 * mean) * (coupling**2 @ (mean * (1 - mean)))
-    return ising.from_matrix(coupling + jnp.diag(bias + reaction * back))
+    return from_matrix(coupling + jnp.diag(bias + reaction * back))
 
 
 def _varies(mean: Float[Array, " unit"]) -> Array:
