@@ -72,6 +72,7 @@ from probjax.fitting import (
     loss,
     uncertainty,
 )
+from probjax.fitting.nodewise import fit_nodes
 from probjax.models import (
     bilinear,
     dbn,
@@ -98,13 +99,7 @@ from probjax.objectives.divergence import ContrastiveDivergence, PersistentDiver
 from probjax.objectives.em import EM
 from probjax.objectives.flow import MPF, PersistentMPF, flow
 from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.nodes import (
-    RISE,
-    LogRISE,
-    NodeLikelihood,
-    fit_nodes,
-    screening_strength,
-)
+from probjax.objectives.nodes import RISE, LogRISE, NodeLikelihood, screening_strength
 from probjax.objectives.noise_contrastive import NoiseContrast
 from probjax.objectives.penalty import L1, L2, GroupL1
 from probjax.objectives.pseudolikelihood import (

@@ -29,10 +29,9 @@ from typing import NamedTuple
 
 from probjax import random
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.estimate import Annealed, summed_up
 from probjax.annealing.particles import Course, Particles
-from probjax.annealing.paths import Geometric, Path
+from probjax.annealing.paths import Geometric, Path, check_schedule
 from probjax.annealing.pilot import Adaptation, Pilot
 from probjax.annealing.planning import (
     LEAST_PARTICLES,
@@ -42,6 +41,7 @@ from probjax.annealing.planning import (
     started,
 )
 from probjax.annealing.schedule import Plan
+from probjax.bases.checks import check_target
 from probjax.devices import check_even
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (

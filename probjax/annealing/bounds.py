@@ -28,10 +28,10 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.annealing.ais import Settings, checked, forward_job, reverse_job
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.checks import check_states
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
 from probjax.annealing.pilot import Pilot
+from probjax.bases.checks import check_states
 from probjax.checks import holds, is_finite
 from probjax.data.rows import as_data, num_rows
 from probjax.runs.driver import Watch, driver, run, run_in_turn

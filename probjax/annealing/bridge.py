@@ -8,8 +8,8 @@ E_(b_k)(x) - E_(b_k+1)(x).
 from typing import Any
 
 from probjax import random
-from probjax.annealing.checks import check_states
 from probjax.annealing.paths import Ends, Path
+from probjax.bases.checks import check_states
 from probjax.devices import each
 from probjax.types import (
     Array,

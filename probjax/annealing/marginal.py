@@ -19,17 +19,17 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.checks import check_schedule, check_target
 from probjax.annealing.estimate import estimate
 from probjax.annealing.likelihood import Estimate, shares_of
 from probjax.annealing.particles import Course, Particles
-from probjax.annealing.paths import Geometric
+from probjax.annealing.paths import Geometric, check_schedule
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.planning import advanced, make_plan
 from probjax.annealing.schedule import Plan
+from probjax.bases.checks import check_target
+from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
-from probjax.fitting.minibatches import take
 from probjax.potential import Conditioned
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.types import (

@@ -209,6 +209,18 @@ def spaced_towards_one(num_steps: int) -> np.ndarray:
     return betas
 
 
+def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
+    """Return `betas` as an array; raise if they are not a schedule of that length."""
+    if betas is None:
+        return None
+    betas = check_betas(betas)
+    if len(betas) != num_steps + 1:
+        raise ValueError(
+            f"betas must be num_steps + 1 = {num_steps + 1} numbers, got {len(betas)}"
+        )
+    return betas
+
+
 def check_betas(betas: ArrayLike) -> Float[Array, " beta"]:
     """`betas` as an array, unless they do not rise from 0 to 1."""
     betas = as_array(betas, jnp.result_type(float))

@@ -23,11 +23,11 @@ import numpy as np
 
 from probjax import random
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.checks import check_states
 from probjax.annealing.particles import Course, Particles
 from probjax.annealing.paths import spaced_towards_one
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Pilot
 from probjax.annealing.schedule import Plan
+from probjax.bases.checks import check_states
 from probjax.checks import namespace
 from probjax.devices import on_host
 from probjax.types import Array, PRNGKeyArray, State, as_array, is_concrete, is_eager

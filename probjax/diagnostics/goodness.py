@@ -24,8 +24,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
+from probjax.data.chunks import cut_chunk
 from probjax.data.rows import as_data, num_rows
-from probjax.fitting.loss import cut_chunk
 from probjax.states import binary
 from probjax.types import (
     Array,

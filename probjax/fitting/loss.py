@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.data.chunks import cut_chunk, num_parts
 from probjax.data.rows import num_rows
 from probjax.devices import num_devices
 from probjax.types import (
     Array,
     Data,
-    Float,
     Objective,
     Params,
     PyTree,
@@ -123,7 +123,7 @@ def _cuts(count, chunk_size):
     """How many chunks of `chunk_size` on each device, and of what size: as even as can
     be, so that the last one repeats next to nothing.
     """
-    parts = _num_parts(count)
+    parts = num_parts(count)
     num_chunks = -(-count // (chunk_size * parts))
     return num_chunks, -(-count // (num_chunks * parts)) * parts
 
@@ -135,33 +135,6 @@ def no_rows(params: Params, kind: np.dtype) -> Total:
     """The value, the gradient and the weight of no rows, to which others are added."""
     nothing = jnp.zeros((), kind)
     return nothing, jax.tree.map(jnp.zeros_like, params), nothing
-
-
-def cut_chunk(
-    i: Array, size: int, rows: PyTree, weights: Float[Array, " row"]
-) -> tuple[PyTree, Float[Array, " chunk"]]:
-    """The i-th `size` of the rows, and their weights.
-
-    The last chunk reaches back over rows already counted, which then weigh nothing. Of
-    rows that are spread, every device cuts its share of a chunk out of its own.
-    """
-    parts = _num_parts(len(weights), size)
-    width, length = size // parts, len(weights) // parts
-    start = jnp.minimum(i * width, length - width)
-
-    def cut(leaf):
-        by_part = leaf.reshape(parts, length, *leaf.shape[1:])
-        chunk = jax.lax.dynamic_slice_in_dim(by_part, start, width, axis=1)
-        return chunk.reshape(size, *leaf.shape[1:])
-
-    new = jnp.tile(start + jnp.arange(width) >= i * width, parts)
-    return jax.tree.map(cut, rows), jnp.where(new, cut(weights), 0)
-
-
-def _num_parts(*counts):
-    """How many devices the rows are spread over, if all counts divide evenly."""
-    parts = num_devices()
-    return 1 if any(count % parts for count in counts) else parts
 
 
 def merged(

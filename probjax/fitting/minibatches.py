@@ -10,8 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.devices import apart
-from probjax.types import Array, Float, PRNGKeyArray, PyTree
+from probjax.types import Array, Float, PRNGKeyArray
 
 Weights = Float[Array, " row"] | None
 
@@ -83,13 +82,3 @@ def next_batch(
     hand = jax.lax.cond(again, mixed, lambda: batches.hand)
     batch = jax.lax.dynamic_slice_in_dim(hand, place * size, size)
     return batches._replace(hand=hand), batch
-
-
-def take(tree: PyTree, rows: Array) -> PyTree:
-    """Those rows of every leaf."""
-    return apart(jax.tree.map(lambda leaf: leaf[rows], tree))
-
-
-def put(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    """Every leaf with those rows replaced."""
-    return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), tree, values)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
 from probjax.devices import apart, on_host
 from probjax.fitting.descent import Optax, Problem, QuasiNewton
 from probjax.fitting.loss import loss_over_rows, scaled
-from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch, put, take
+from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
 from probjax.types import (

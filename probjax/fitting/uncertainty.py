@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting.fit import (
     ConvergenceWarning,
@@ -28,7 +29,7 @@ from probjax.fitting.fit import (
     of_kind,
     warn_of_unbounded,
 )
-from probjax.fitting.loss import cut_chunk, default_chunk_size, loss_over_rows
+from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.runs.driver import driver
 from probjax.types import (
     Array,

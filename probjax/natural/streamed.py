@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.fitting.loss import cut_chunk
+from probjax.data.chunks import cut_chunk
 from probjax.natural.operators import Groups, RowOperator, Table, weighed
 from probjax.types import (
     Array,

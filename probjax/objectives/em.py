@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.annealing.checks import check_target
+from probjax.bases.checks import check_target
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned

@@ -1,4 +1,4 @@
-"""Checks of what annealing is given, with one sentence for what does not fit."""
+"""Checks that a model, a base and a sampler go together."""
 
 from functools import partial
 
@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.paths import check_betas
 from probjax.potential import Potential, check_energy, check_normalisable, potential
 from probjax.types import (
-    Array,
-    ArrayLike,
     Base,
     Energy,
     Params,
@@ -20,18 +17,6 @@ from probjax.types import (
     check_role,
     float_dtype,
 )
-
-
-def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
-    """Return `betas` as an array; raise if they are not a schedule of that length."""
-    if betas is None:
-        return None
-    betas = check_betas(betas)
-    if len(betas) != num_steps + 1:
-        raise ValueError(
-            f"betas must be num_steps + 1 = {num_steps + 1} numbers, got {len(betas)}"
-        )
-    return betas
 
 
 def check_target(
