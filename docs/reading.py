@@ -12,7 +12,7 @@ class Recipes(griffe.Extension):
 
     def on_class_instance(self, *, cls: griffe.Class, **kwargs) -> None:
         for decorator in cls.decorators:
-            if decorator.callable_path == "probjax.types.recipe":
+            if decorator.callable_path == "probjax.recipe.recipe":
                 decorator.value = griffe.ExprName("dataclasses.dataclass")
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs) -> None:

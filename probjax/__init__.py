@@ -116,7 +116,8 @@ from probjax.objectives.score import (
 )
 from probjax.objectives.sparse import Sparse
 from probjax.objectives.velocity import MinimumVelocity
-from probjax.potential import Potential, potential
+from probjax.potential import Potential, closed_form, potential
+from probjax.recipe import recipe, static
 from probjax.runs import Checkpoint, Watch, storage
 from probjax.samplers import (
     HMC,
@@ -136,9 +137,6 @@ from probjax.types import (
     Objective,
     Penalty,
     Sampler,
-    closed_form,
-    recipe,
-    static,
 )
 
 __version__ = "0.2.0.dev0"

@@ -44,7 +44,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from probjax.types import Data, PyTree, is_concrete, is_tracing
+from probjax.checks import is_concrete, is_tracing
+from probjax.types import Data, PyTree
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -23,16 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import is_concrete
 from probjax.potential import Potential
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Float,
-    Scalar,
-    State,
-    is_concrete,
-    recipe,
-)
+from probjax.recipe import recipe
+from probjax.types import Array, ArrayLike, Float, Scalar, State
 
 DIVERGENT = 1000.0
 

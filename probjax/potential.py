@@ -7,7 +7,8 @@ annealing path. The terms and their gradients do not depend on the weights, so a
 that keeps them may move along the path without evaluating anything again.
 """
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -17,23 +18,60 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.types import (
-    Array,
-    Data,
-    Energy,
-    Float,
-    Params,
-    PyTree,
-    Scalar,
-    State,
-    closed_forms,
-    float_dtype,
-    is_concrete,
-    recipe,
-    static,
-)
+from probjax.checks import is_concrete
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype
+from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
 
 AT_ONCE = 64
+
+
+def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
+    """Attach to an energy functions that say more cheaply what can be derived from it.
+
+    Known names, each a function of `(params, x)` unless said otherwise:
+    `flip_gaps` (E(x) - E(x with bit n flipped), for every n),
+    `mirror_gap` (E(x) - E(1 - x)) and
+    `site_gaps` (E(x) - E(x with site n set to a), for every n and every letter a).
+    For sweeps over the sites, two are functions of `params` alone that return one of
+    `(x, n)`, so that what depends on `params` is computed once:
+    `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
+    `unbounded(params, data)` says in words what in the data leaves parameters without a
+    finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
+    exp(-E) from having a finite integral, likewise.
+
+    >>> from probjax import potential
+    >>> def gaps(bias, x):
+    ...     return bias * (2 * x - 1)
+    >>> @closed_form(flip_gaps=gaps)
+    ... def energy(bias, x):
+    ...     return bias @ x
+    >>> model = potential(energy, jnp.array([1.0, 3.0]))
+    >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
+    [-1.0, 3.0]
+    """
+    known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
+    known |= {"unbounded", "unnormalisable"}
+    if unknown := set(forms) - known:
+        raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
+
+    def attach(energy):
+        energy.closed_forms = types.MappingProxyType(forms)
+        return energy
+
+    return attach
+
+
+def closed_forms(energy: Callable) -> Mapping[str, Callable]:
+    """The closed forms attached to `energy`, empty for a plain function.
+
+    >>> @closed_form(flip_gaps=lambda bias, x: bias * (2 * x - 1))
+    ... def energy(bias, x):
+    ...     return bias @ x
+    >>> list(closed_forms(energy))
+    ['flip_gaps']
+    """
+    return getattr(energy, "closed_forms", types.MappingProxyType({}))
 
 
 @recipe

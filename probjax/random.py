@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, PRNGKeyArray, is_eager
+from probjax.checks import is_eager
+from probjax.types import Array, Float, PRNGKeyArray
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 # Of sin(2 pi t) / t and cos(2 pi t), in t^2 up to 1/16, to 5e-8.

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import at_once, holds, is_whole
-from probjax.types import (
-    Array,
-    Float,
-    State,
+from probjax.checks import (
+    at_once,
     check_count,
-    floating,
+    holds,
     is_concrete,
     is_on_host,
+    is_whole,
 )
+from probjax.trees import floating
+from probjax.types import Array, Float, State
 
 
 def num_sites(x: State) -> int:

@@ -1,10 +1,7 @@
-"""The kinds of object the library is made of, and the helpers that make them.
+"""Interfaces, and the records that pass between them.
 
-A **function** is an energy, a score or a rule; a **recipe** has knobs; a **record**
-holds states and results. `recipe` turns a class into a frozen dataclass that is also a
-pytree: its numbers are traced, its functions and sizes are `static()`, so a recipe can
-be rebuilt in a loop without compiling again. `closed_form` attaches to an energy what
-is known of it beyond its value.
+A **function** is an energy, a score or a rule; a **recipe** has parameters (see
+`probjax.recipe`); a **record** holds states and results.
 
 Interfaces are abstract base classes. Required members are abstract; all other members
 that a driver uses have a default. Recipes, a user's own included, inherit from them:
@@ -16,28 +13,21 @@ that a driver uses have a default. Recipes, a user's own included, inherit from 
 """
 
 import dataclasses
-import inspect
-import sys
-import types
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from typing import (
     Any,
     Literal,
     NamedTuple,
     Protocol,
     Self,
-    TypeVar,
-    dataclass_transform,
 )
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from probjax.trees import floating, weighted_mean
 
 __all__ = [
     "Array",
@@ -62,306 +52,12 @@ __all__ = [
     "Sampler",
     "Scalar",
     "State",
-    "as_array",
-    "check_count",
-    "closed_form",
-    "closed_forms",
-    "float_dtype",
-    "floating",
-    "is_concrete",
-    "is_eager",
-    "is_on_host",
-    "is_tracing",
-    "recipe",
-    "static",
 ]
 
 Params = PyTree
 State = PyTree
 Moves = PyTree
 Scalar = Float[Array, ""]
-
-Class = TypeVar("Class", bound=type)
-
-
-def static(**options: Any) -> Any:
-    """A recipe's field that is part of the program: a function or a size, hashable.
-
-    What is static is no leaf, and no number that can be traced:
-
-    >>> @recipe
-    ... class Ladder:
-    ...     height: float
-    ...     rungs: int = static(default=3)
-    >>> jax.tree.leaves(Ladder(2.0))
-    [2.0]
-    """
-    return dataclasses.field(metadata={"static": True}, **options)
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
-def recipe(cls: Class) -> Class:
-    """Make `cls` a frozen dataclass and a pytree that compares by value.
-
-    Fields made with `static()` are compared and hashed with the tree structure; all
-    others are children, traced under `jit`. A Python number in a field annotated
-    `float` becomes a float, so that `1` and `1.0` are the same program; tracers pass
-    untouched.
-
-    >>> @recipe
-    ... class Ladder:
-    ...     height: float
-    ...     rungs: int = static(default=3)
-    >>> Ladder(2)
-    Ladder(height=2.0, rungs=3)
-    >>> Ladder(2) == Ladder(2.0), Ladder(2) == Ladder(2.0, rungs=4)
-    (True, False)
-    """
-    check = getattr(cls, "__post_init__", None)
-
-    def complete(self):
-        for field in fields:
-            value = getattr(self, field.name)
-            if _is_float(field.type) and isinstance(value, (int, np.number)):
-                object.__setattr__(self, field.name, float(value))
-        if check is not None:
-            check(self)
-
-    def equal(self, other):
-        if type(self) is not type(other):
-            return NotImplemented
-        mine, form = jax.tree.flatten(self)
-        theirs, other_form = jax.tree.flatten(other)
-        return form == other_form and all(map(np.array_equal, mine, theirs))
-
-    _hide_inherited(cls)
-    cls.__post_init__ = complete
-    cls.__eq__ = equal  # pyright: ignore[reportAttributeAccessIssue]
-    cls.__hash__ = None  # pyright: ignore[reportAttributeAccessIssue]
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    _check_fields(cls, fields)
-    cls._is_recipe = True
-    _register(cls, fields)
-    return cls
-
-
-def _register(cls, fields):
-    """Make a class a pytree.
-
-    Not by `jax.tree_util.register_dataclass`: by jaxlib 0.10 the structures of two such
-    classes compare equal if their fields do, so that jit may run the program of one for
-    the other.
-    """
-    meta = [field.name for field in fields if field.metadata.get("static")]
-    data = [field.name for field in fields if not field.metadata.get("static")]
-    names = [jax.tree_util.GetAttrKey(name) for name in data]
-
-    def flatten(self):
-        values = vars(self)
-        return [values[name] for name in data], tuple(values[name] for name in meta)
-
-    def flatten_with_keys(self):
-        leaves, static = flatten(self)
-        return list(zip(names, leaves, strict=True)), static
-
-    def unflatten(static, leaves):
-        # Without `__post_init__`: jax also rebuilds recipes from objects that are not
-        # values, as in `jax.jit(f).lower(recipe)`.
-        self = object.__new__(cls)
-        vars(self).update(zip([*data, *meta], [*leaves, *static], strict=True))
-        return self
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-
-
-def _hide_inherited(cls):
-    """Keep class attributes of an interface from becoming the defaults of fields."""
-    for name in inspect.get_annotations(cls):
-        if hasattr(cls, name) and name not in vars(cls):
-            setattr(cls, name, dataclasses.field())
-
-
-def _check_fields(cls, fields):
-    """Raise if a field has the name of an inherited property, which cannot be set."""
-    for field in fields:
-        if isinstance(getattr(cls, field.name, None), property):
-            raise TypeError(
-                f"{cls.__name__}.{field.name} must be a property, as it is in the "
-                "interface, got a field; try @property"
-            )
-
-
-def _is_float(annotation: Any) -> bool:
-    return annotation is float or annotation == "float"
-
-
-def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """Attach to an energy functions that say more cheaply what can be derived from it.
-
-    Known names, each a function of `(params, x)` unless said otherwise:
-    `flip_gaps` (E(x) - E(x with bit n flipped), for every n),
-    `mirror_gap` (E(x) - E(1 - x)) and
-    `site_gaps` (E(x) - E(x with site n set to a), for every n and every letter a).
-    For sweeps over the sites, two are functions of `params` alone that return one of
-    `(x, n)`, so that what depends on `params` is computed once:
-    `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
-    `unbounded(params, data)` says in words what in the data leaves parameters without a
-    finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
-    exp(-E) from having a finite integral, likewise.
-
-    >>> from probjax import potential
-    >>> def gaps(bias, x):
-    ...     return bias * (2 * x - 1)
-    >>> @closed_form(flip_gaps=gaps)
-    ... def energy(bias, x):
-    ...     return bias @ x
-    >>> model = potential(energy, jnp.array([1.0, 3.0]))
-    >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
-    [-1.0, 3.0]
-    """
-    known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
-    known |= {"unbounded", "unnormalisable"}
-    if unknown := set(forms) - known:
-        raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
-
-    def attach(energy):
-        energy.closed_forms = types.MappingProxyType(forms)
-        return energy
-
-    return attach
-
-
-def closed_forms(energy: Callable) -> Mapping[str, Callable]:
-    """The closed forms attached to `energy`, empty for a plain function.
-
-    >>> @closed_form(flip_gaps=lambda bias, x: bias * (2 * x - 1))
-    ... def energy(bias, x):
-    ...     return bias @ x
-    >>> list(closed_forms(energy))
-    ['flip_gaps']
-    """
-    return getattr(energy, "closed_forms", types.MappingProxyType({}))
-
-
-def is_concrete(tree: PyTree) -> bool:
-    """Whether the values in `tree` can be looked at, so that they can be checked."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def check_count(name: str, count: int, *, least: int = 1) -> None:
-    """Refuse a count that is not an integer of at least `least`."""
-    if not (isinstance(count, (int, np.integer)) and count >= least):
-        raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
-
-
-def check_role(
-    name: str, given: Any, interface: type, example: str, *, home: str = "probjax"
-) -> None:
-    """Raise if `given` is not a recipe that inherits from `interface`, of `home`."""
-    if isinstance(given, interface):
-        if jax.tree_util.all_leaves([given]):
-            raise ValueError(
-                f"{name} must be a recipe, got a {type(given).__name__}; try "
-                f"@probjax.recipe on class {type(given).__name__}"
-            )
-        return
-    kind = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
-    raise ValueError(
-        f"{name} must inherit from {home}.{interface.__name__}, as {example} does, "
-        f"got {kind}"
-    )
-
-
-def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
-    """Raise if a recipe's parts are none, or do not inherit from `interface`."""
-    if not parts:
-        raise ValueError(
-            f"{name} must hold at least one {interface.__name__}, such as {example}, "
-            "got none"
-        )
-    for part in parts:
-        check_role(name, part, interface, example)
-
-
-def check_key(key: Any) -> None:
-    """Refuse what no random numbers can be drawn by."""
-    if not isinstance(key, jax.Array):
-        raise ValueError(f"key must be made as jax.random.key(0), got {key!r}")
-
-
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called into probjax, however deep this is."""
-    frame, level = sys._getframe(1), 2
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        "probjax."
-    ):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
-
-
-def floating(values: ArrayLike) -> Array:
-    """`values` as an array of floats: as they are if they are, else of the default."""
-    values = as_array(values)
-    is_floating = jnp.issubdtype(values.dtype, jnp.floating)
-    return as_array(values, None if is_floating else jnp.result_type(float))
-
-
-def as_array(values: ArrayLike, dtype: Any = None) -> Array:
-    """`values` as an array of jax, as by `jnp.asarray` but without compiling anything.
-
-    >>> as_array([1, 2]).tolist()
-    [1, 2]
-    """
-    # Not by `in`: None equals the dtype float64.
-    if isinstance(values, jax.Array) and (dtype is None or dtype == values.dtype):
-        return values
-    if is_concrete(values) and is_on_host(values):
-        return jax.device_put(np.asarray(values, dtype))
-    return jnp.asarray(values, dtype)
-
-
-def is_tracing() -> bool:
-    """Whether code is being traced, as inside of `jit`."""
-    try:
-        jax.sharding.get_mesh()
-    except ValueError:
-        return True
-    return False
-
-
-def is_eager(tree: PyTree) -> bool:
-    """Whether what is computed from `tree` has values at once, as nothing is traced."""
-    return is_concrete(tree) and not is_tracing()
-
-
-def is_on_host(tree: PyTree) -> bool:
-    """Whether NumPy can read all values without copying them from a device."""
-    return all(map(_is_on_host, jax.tree.leaves(tree)))
-
-
-def _is_on_host(value):
-    if not isinstance(value, jax.Array):
-        return True
-    devices = value.devices()
-    is_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
-    # The device may belong to another process.
-    return is_cpu and value.is_fully_addressable
-
-
-def float_dtype(tree: PyTree) -> np.dtype:
-    """The floating dtype computations with `tree` are done in."""
-    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
-    kinds = [kind for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
-    return jnp.result_type(*kinds) if kinds else jnp.result_type(float)
-
-
-def weighted_mean(
-    values: Float[Array, " row"], weights: Float[Array, " row"]
-) -> Scalar:
-    """sum_r w_r v_r / sum_r w_r, and 0 if nothing has weight."""
-    total = weights.sum()
-    return weights @ values / jnp.where(total > 0, total, 1)
 
 
 class Energy(Protocol):
@@ -717,6 +413,7 @@ class Base(ABC):
 class Penalty(ABC):
     """A term added to any loss, with a proximal map if it is not smooth.
 
+    >>> from probjax import recipe
     >>> @recipe
     ... class AboveZero(Penalty):
     ...     @property
@@ -769,6 +466,7 @@ class Penalty(ABC):
 class Chart(ABC):
     """The coordinates in which descent happens.
 
+    >>> from probjax import recipe
     >>> @recipe
     ... class Cubes(Chart):
     ...     def forward(self, params):

@@ -5,7 +5,7 @@ import numpy as np
 from small_models import all_states
 
 from probjax import samplers
-from probjax.types import is_concrete
+from probjax.checks import is_concrete
 
 KEY = jax.random.key(5)
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import Data, Objective, StoppingRule, ising, recipe
-from probjax.types import Context, as_array
+from probjax.trees import as_array
+from probjax.types import Context
 
 
 @recipe

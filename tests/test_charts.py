@@ -17,7 +17,7 @@ from probjax import (
     recipe,
 )
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 4
 ADAM = optax.adam(0.5)

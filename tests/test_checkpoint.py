@@ -42,7 +42,7 @@ from probjax import (
     storage,
 )
 from probjax.runs.digest import digest
-from probjax.types import as_array
+from probjax.trees import as_array
 
 TESTS = Path(__file__).parent
 ADAM = optax.adam(0.02)

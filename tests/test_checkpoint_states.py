@@ -18,7 +18,7 @@ from probjax import Checkpoint, storage
 from probjax.random import keys_of
 from probjax.runs import checkpoint_files, locks
 from probjax.runs.checkpoint import opened
-from probjax.types import as_array
+from probjax.trees import as_array
 
 ROOT = Path(probjax.__file__).parents[1]
 ARGUMENTS = {"rows": np.arange(3.0), "steps": 4}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from probjax.checks import holds, is_finite, is_whole
-from probjax.types import as_array, floating
+from probjax.trees import as_array, floating
 
 
 def test_holds_looks_at_concrete_values_also_inside_a_trace():

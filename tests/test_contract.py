@@ -29,7 +29,7 @@ from probjax import (
     ising,
 )
 from probjax.fitting.rounds import advance
-from probjax.types import as_array
+from probjax.trees import as_array
 
 ADAM = optax.adam(0.05)
 # The module: `probjax.fitting.fit` is the function.

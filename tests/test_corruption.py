@@ -19,7 +19,7 @@ from probjax import (
 )
 from probjax.data.corruption import flip_some
 from probjax.random import key_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE, ROWS = 10, 4000
 

@@ -20,9 +20,10 @@ import pytest
 
 import probjax
 from probjax import HMC, MPF, ising
+from probjax.potential import closed_form
+from probjax.recipe import recipe, static
 from probjax.runs import contents
 from probjax.runs.digest import canonical, digest, strict_digest
-from probjax.types import closed_form, recipe, static
 
 ROOT = Path(probjax.__file__).parents[1]
 

@@ -34,7 +34,7 @@ from probjax import (
     unique_rows,
 )
 from probjax.fitting.descent import QuasiNewton
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 4
 ADAM = optax.adam(0.02)

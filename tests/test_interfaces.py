@@ -71,7 +71,8 @@ from probjax.forwarding import ForwardingObjective, ForwardingSampler
 from probjax.natural import Regulariser, Structure, draws_of
 from probjax.natural.factors import Factor
 from probjax.natural.operators import Linear
-from probjax.types import Context, Neighbours, as_array
+from probjax.trees import as_array
+from probjax.types import Context, Neighbours
 
 PACKAGE = Path(probjax.__file__).parent
 INTERFACES = (Base, Chart, Connectivity, Objective, Penalty, Sampler, StoppingRule)
@@ -79,7 +80,7 @@ INTERFACES += (annealing.Path, Corruption, DescentMethod)
 INTERFACES += (Regulariser, Structure, Factor, Linear)
 # Where names are computed by necessity: fields of recipes, files, digests, and what
 # other libraries return.
-COMPUTED = {"types.py", "storage.py", "stored_names.py", "digest.py", "contents.py"}
+COMPUTED = {"recipe.py", "storage.py", "stored_names.py", "digest.py", "contents.py"}
 COMPUTED |= {"interop.py"}
 
 

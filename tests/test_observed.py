@@ -29,7 +29,7 @@ from probjax import (
     unique_rows,
 )
 from probjax.objectives import exclude_data as observed
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 6
 CHAIN = np.array([[0.0, 0, 0], [0, 0, 1], [0, 1, 1]])

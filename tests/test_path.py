@@ -12,7 +12,7 @@ from probjax.fitting.path import fit_path
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.penalty import GroupL1
 from probjax.objectives.pseudolikelihood import log_conditionals
-from probjax.types import weighted_mean
+from probjax.trees import weighted_mean
 
 SIZE = 6
 DATA = counted_states(SIZE)

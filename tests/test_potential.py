@@ -5,7 +5,7 @@ import numpy as np
 from small_models import cubic_energy, cubic_params, plain_energy, random_ising
 
 from probjax import Potential, ising, potential
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 5
 

@@ -29,7 +29,7 @@ from probjax import (
     sandwich,
 )
 from probjax.fitting import uncertainty
-from probjax.types import as_array
+from probjax.trees import as_array
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 PRODUCTS = ("dot_general", "convolution")

@@ -8,7 +8,7 @@ import pytest
 
 from probjax import Data, natural, storage
 from probjax import preprocessing as pre
-from probjax.types import as_array
+from probjax.trees import as_array
 
 
 def mixed(rows=300, size=5):

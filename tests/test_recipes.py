@@ -56,7 +56,7 @@ from probjax import (
 )
 from probjax.connectivity.flips import OneFlip
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 
 def joint(params, x, a):

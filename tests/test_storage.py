@@ -14,7 +14,7 @@ import pytest
 from small_models import random_ising
 
 from probjax import MPF, fit, ising, storage
-from probjax.types import as_array
+from probjax.trees import as_array
 
 ONES = as_array(np.ones(2, np.float32))
 THREE = as_array(np.arange(3, dtype=np.float32))

@@ -5,7 +5,9 @@ import pytest
 
 from probjax import L1, L2, Gaussian
 from probjax.models.ising import SwendsenWang, Wolff
-from probjax.types import closed_form, closed_forms, float_dtype, recipe, static
+from probjax.potential import closed_form, closed_forms
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype
 
 
 @recipe

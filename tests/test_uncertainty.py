@@ -32,7 +32,7 @@ from probjax import (
 from probjax.fitting import uncertainty
 from probjax.random import keys_of
 from probjax.samplers import HeatBath
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 4
 DATA = counted_states(SIZE)

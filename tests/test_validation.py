@@ -17,7 +17,7 @@ from probjax.fitting.cross_validation import Validation, _deal
 from probjax.fitting.path import Path
 from probjax.random import parts_of
 from probjax.samplers import HeatBath
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 5
 DATA = counted_states(SIZE)

@@ -42,6 +42,7 @@ from probjax.annealing.planning import (
 )
 from probjax.annealing.schedule import Plan
 from probjax.bases.checks import check_target
+from probjax.checks import check_count, check_key, check_role, warn
 from probjax.devices import check_even
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
 from probjax.types import (
@@ -53,10 +54,6 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
-    check_count,
-    check_key,
-    check_role,
-    warn,
 )
 
 

@@ -32,7 +32,7 @@ from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.bases.checks import check_states
-from probjax.checks import holds, is_finite
+from probjax.checks import check_key, holds, is_finite
 from probjax.data.rows import as_data, num_rows
 from probjax.runs.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
@@ -46,7 +46,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_key,
 )
 
 FEW, HEALTHY = 5, 0.1

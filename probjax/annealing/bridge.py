@@ -11,6 +11,7 @@ from probjax import random
 from probjax.annealing.paths import Ends, Path
 from probjax.bases.checks import check_states
 from probjax.devices import each
+from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
     Base,
@@ -23,8 +24,6 @@ from probjax.types import (
     Scalar,
     State,
     check_info,
-    recipe,
-    static,
 )
 
 

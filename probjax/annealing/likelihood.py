@@ -26,19 +26,11 @@ import numpy as np
 
 from probjax.annealing.bounds import FEW, Bracket
 from probjax.annealing.estimate import Annealed
+from probjax.checks import is_concrete
 from probjax.data.rows import as_data, refuse_mask
 from probjax.devices import on_host
 from probjax.runs.driver import driver
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Energy,
-    Float,
-    Params,
-    Scalar,
-    is_concrete,
-)
+from probjax.types import Array, ArrayLike, Data, Energy, Float, Params, Scalar
 
 
 class Estimate(NamedTuple):

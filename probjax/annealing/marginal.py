@@ -27,6 +27,7 @@ from probjax.annealing.pilot import Pilot
 from probjax.annealing.planning import advanced, make_plan
 from probjax.annealing.schedule import Plan
 from probjax.bases.checks import check_target
+from probjax.checks import check_count, check_key
 from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
@@ -43,8 +44,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    check_key,
 )
 
 AT_ONCE = 2**15

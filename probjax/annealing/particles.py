@@ -14,15 +14,9 @@ from probjax import random
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Tuning
 from probjax.annealing.schedule import Plan
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    State,
-    float_dtype,
-    recipe,
-)
+from probjax.recipe import recipe
+from probjax.trees import float_dtype
+from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
 
 NUM_BINS = 50
 

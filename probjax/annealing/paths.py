@@ -21,7 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_count, is_concrete
 from probjax.potential import Potential, potential
+from probjax.recipe import recipe, static
+from probjax.trees import as_array
 from probjax.types import (
     Array,
     ArrayLike,
@@ -32,11 +35,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    as_array,
-    check_count,
-    is_concrete,
-    recipe,
-    static,
 )
 
 NEAREST = 1e-6

@@ -13,19 +13,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.annealing.schedule import Plan
+from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
-from probjax.types import (
-    Array,
-    Float,
-    Info,
-    Sampler,
-    Scalar,
-    State,
-    float_dtype,
-    recipe,
-    static,
-)
+from probjax.trees import float_dtype
+from probjax.types import Array, Float, Info, Sampler, Scalar, State
 
 NUM_KNOTS = 40
 

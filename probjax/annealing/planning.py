@@ -28,9 +28,10 @@ from probjax.annealing.paths import spaced_towards_one
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Pilot
 from probjax.annealing.schedule import Plan
 from probjax.bases.checks import check_states
-from probjax.checks import namespace
+from probjax.checks import is_concrete, is_eager, namespace
 from probjax.devices import on_host
-from probjax.types import Array, PRNGKeyArray, State, as_array, is_concrete, is_eager
+from probjax.trees import as_array
+from probjax.types import Array, PRNGKeyArray, State
 
 LEAST_STEPS, MOST_STEPS = 400, 4000
 LEAST_PARTICLES = 100

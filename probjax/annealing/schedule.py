@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, Sampler, Scalar, as_array, is_concrete
+from probjax.checks import is_concrete
+from probjax.trees import as_array
+from probjax.types import Array, Float, Sampler, Scalar
 
 
 class Plan(NamedTuple):

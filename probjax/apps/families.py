@@ -20,6 +20,7 @@ from probjax.annealing import Annealed, Bracket, ais, sandwich
 from probjax.annealing.bounds import FEW
 from probjax.annealing.paths import Path
 from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
+from probjax.checks import check_count
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.enumeration_blocks import digits
 from probjax.fitting.fit import Fit, fit
@@ -38,7 +39,6 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     Scalar,
-    check_count,
 )
 
 LOG2_MOST = 20

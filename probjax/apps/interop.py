@@ -14,6 +14,7 @@ import numpy as np
 
 from probjax.lanes import together
 from probjax.potential import Potential, potential
+from probjax.recipe import recipe, static
 from probjax.samplers.sample import Draws
 from probjax.types import (
     Array,
@@ -26,8 +27,6 @@ from probjax.types import (
     PyTree,
     Sampler,
     State,
-    recipe,
-    static,
 )
 
 

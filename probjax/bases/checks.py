@@ -6,17 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_role
 from probjax.potential import Potential, check_energy, check_normalisable, potential
-from probjax.types import (
-    Base,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    State,
-    check_role,
-    float_dtype,
-)
+from probjax.trees import float_dtype
+from probjax.types import Base, Energy, Params, PRNGKeyArray, Sampler, State
 
 
 def check_target(

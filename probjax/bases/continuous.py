@@ -19,7 +19,9 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaln
 
 from probjax import random
-from probjax.checks import holds, is_finite, namespace
+from probjax.checks import check_count, holds, is_finite, namespace
+from probjax.recipe import recipe, static
+from probjax.trees import floating
 from probjax.types import (
     Array,
     ArrayLike,
@@ -30,10 +32,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    check_count,
-    floating,
-    recipe,
-    static,
 )
 
 

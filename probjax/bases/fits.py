@@ -8,9 +8,11 @@ import numpy as np
 
 from probjax.bases.continuous import Gaussian, Laplace
 from probjax.bases.discrete import Bernoulli, Categorical
+from probjax.checks import is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.states import binary, letters, one_hot
-from probjax.types import Array, ArrayLike, Data, Float, floating, is_concrete
+from probjax.trees import floating
+from probjax.types import Array, ArrayLike, Data, Float
 
 
 def fit_gaussian(data: ArrayLike | Data) -> Gaussian:

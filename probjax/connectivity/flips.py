@@ -21,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.states import binary, num_sites
 from probjax.types import (
     Array,
@@ -33,9 +35,6 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
-    check_count,
-    recipe,
-    static,
 )
 
 

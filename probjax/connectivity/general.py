@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once
+from probjax.checks import at_once, check_count, check_parts, is_concrete
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype, floating
 from probjax.types import (
     Array,
     Connectivity,
@@ -29,13 +31,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    check_count,
-    check_parts,
-    float_dtype,
-    floating,
-    is_concrete,
-    recipe,
-    static,
 )
 
 CHECKED_ROWS = 32

@@ -12,23 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once
+from probjax.checks import at_once, check_count, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
 from probjax.potential import Potential, for_each
-from probjax.types import (
-    ArrayLike,
-    Connectivity,
-    Domain,
-    Gaps,
-    Neighbours,
-    State,
-    check_count,
-    floating,
-    is_concrete,
-    recipe,
-    static,
-)
+from probjax.recipe import recipe, static
+from probjax.trees import floating
+from probjax.types import ArrayLike, Connectivity, Domain, Gaps, Neighbours, State
 
 
 @recipe

@@ -10,19 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.connectivity.general import visited
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.states import letters, one_hot
-from probjax.types import (
-    Connectivity,
-    Domain,
-    Gaps,
-    Neighbours,
-    State,
-    check_count,
-    recipe,
-    static,
-)
+from probjax.types import Connectivity, Domain, Gaps, Neighbours, State
 
 
 @recipe

@@ -20,7 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
+from probjax.trees import floating
 from probjax.types import (
     Array,
     Connectivity,
@@ -29,10 +32,6 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
-    check_count,
-    floating,
-    recipe,
-    static,
 )
 
 

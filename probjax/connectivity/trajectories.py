@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.leapfrog import (
     DIVERGENT,
     Space,
@@ -30,7 +31,9 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.states import num_sites
+from probjax.trees import floating
 from probjax.types import (
     Array,
     Connectivity,
@@ -39,10 +42,6 @@ from probjax.types import (
     Neighbours,
     PRNGKeyArray,
     State,
-    check_count,
-    floating,
-    recipe,
-    static,
 )
 
 

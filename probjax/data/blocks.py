@@ -16,21 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_count
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.devices import placed
+from probjax.recipe import recipe, static
 from probjax.runs.digest import digest
-from probjax.types import (
-    Array,
-    Data,
-    Objective,
-    Params,
-    PyTree,
-    Scalar,
-    State,
-    check_count,
-    recipe,
-    static,
-)
+from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, State
 
 ROWS_PER_BLOCK = 2**16
 

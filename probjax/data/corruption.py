@@ -16,18 +16,11 @@ from abc import ABC, abstractmethod
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds
+from probjax.checks import check_count, holds
 from probjax.data.preprocessing import binarise_randomly
+from probjax.recipe import recipe, static
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Float,
-    PRNGKeyArray,
-    check_count,
-    recipe,
-    static,
-)
+from probjax.types import Array, ArrayLike, Float, PRNGKeyArray
 
 
 class Corruption(ABC):

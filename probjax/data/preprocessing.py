@@ -29,19 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
-from probjax.checks import holds, is_finite
+from probjax.checks import check_count, holds, is_finite
 from probjax.data.rows import as_data, refuse_mask
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-    float_dtype,
-    floating,
-)
+from probjax.trees import float_dtype, floating
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 
 def patches(

@@ -9,7 +9,8 @@ import numpy as np
 
 from probjax.checks import holds, is_finite
 from probjax.devices import on_host
-from probjax.types import ArrayLike, Data, PyTree, as_array
+from probjax.trees import as_array
+from probjax.types import ArrayLike, Data, PyTree
 
 
 def as_data(data: PyTree | Data) -> Data:

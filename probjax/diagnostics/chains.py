@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
-from probjax.types import Array, Float, PyTree, floating
+from probjax.trees import floating
+from probjax.types import Array, Float, PyTree
 
 AT_ONCE = 2**18
 

@@ -24,20 +24,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
+from probjax.checks import is_concrete
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import as_data, num_rows
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Float,
-    PyTree,
-    State,
-    float_dtype,
-    floating,
-    is_concrete,
-)
+from probjax.trees import float_dtype, floating
+from probjax.types import Array, ArrayLike, Data, Float, PyTree, State
 
 CHUNK = 256
 

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from probjax.types import Array, Float, Scalar, floating
+from probjax.trees import floating
+from probjax.types import Array, Float, Scalar
 
 
 def importance_ess(log_weights: Float[Array, " particle"]) -> Scalar:

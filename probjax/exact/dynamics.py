@@ -19,17 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import is_concrete
 from probjax.exact import enumeration
 from probjax.exact.enumeration_blocks import count_states
-from probjax.types import (
-    Array,
-    Connectivity,
-    Energy,
-    Float,
-    Params,
-    Scalar,
-    is_concrete,
-)
+from probjax.types import Array, Connectivity, Energy, Float, Params, Scalar
 
 LIMIT = 2**12
 

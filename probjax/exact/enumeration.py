@@ -26,6 +26,7 @@ from probjax.exact.enumeration_blocks import (
     weighted_sums,
 )
 from probjax.states import letters
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     ArrayLike,
@@ -36,7 +37,6 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     Scalar,
-    float_dtype,
 )
 
 

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Energy, Float, Params, PyTree, Scalar, float_dtype
+from probjax.trees import float_dtype
+from probjax.types import Array, Energy, Float, Params, PyTree, Scalar
 
 LIMIT = 2**22
 BLOCK = 2**12

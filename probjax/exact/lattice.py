@@ -22,17 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import logsumexp
 
+from probjax.checks import is_concrete
 from probjax.exact import lattice_graph, transfer_matrix
 from probjax.exact.enumeration import Moments
 from probjax.exact.lattice_graph import Edges, Shape
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    float_dtype,
-    is_concrete,
-)
+from probjax.trees import float_dtype
+from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 def edges(shape: Shape, *, periodic: bool = False) -> Edges:

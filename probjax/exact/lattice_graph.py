@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, is_concrete
+from probjax.checks import is_concrete
+from probjax.types import Array
 
 WIDEST = 12
 

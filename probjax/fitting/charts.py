@@ -13,8 +13,9 @@ of a leaf.
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds, is_finite
-from probjax.types import Chart, Params, PyTree, check_parts, is_concrete, recipe
+from probjax.checks import check_parts, holds, is_concrete, is_finite
+from probjax.recipe import recipe
+from probjax.types import Chart, Params, PyTree
 
 
 @recipe

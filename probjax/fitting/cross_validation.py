@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import loss
 from probjax.fitting.path import Path, fit_path
@@ -31,8 +32,6 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     PyTree,
-    check_count,
-    is_concrete,
 )
 
 

@@ -19,16 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from probjax.types import (
-    Array,
-    Data,
-    Float,
-    PyTree,
-    Scalar,
-    float_dtype,
-    recipe,
-    static,
-)
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype
+from probjax.types import Array, Data, Float, PyTree, Scalar
 
 Vector = Float[Array, " n"]
 

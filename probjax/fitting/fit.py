@@ -18,7 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from probjax.checks import at_once, holds, is_finite
+from probjax.checks import (
+    at_once,
+    check_count,
+    check_key,
+    check_role,
+    holds,
+    is_concrete,
+    is_eager,
+    is_finite,
+    warn,
+)
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
@@ -36,6 +46,7 @@ from probjax.fitting.rounds import (
 )
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.runs.driver import Job, Watch, driver, run
+from probjax.trees import as_array, float_dtype
 from probjax.types import (
     Array,
     Chart,
@@ -48,14 +59,6 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     Scalar,
-    as_array,
-    check_count,
-    check_key,
-    check_role,
-    float_dtype,
-    is_concrete,
-    is_eager,
-    warn,
 )
 
 

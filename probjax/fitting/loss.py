@@ -17,21 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import is_concrete
 from probjax.data.chunks import cut_chunk, num_parts
 from probjax.data.rows import num_rows
 from probjax.devices import num_devices
-from probjax.types import (
-    Array,
-    Data,
-    Objective,
-    Params,
-    PyTree,
-    Scalar,
-    float_dtype,
-    has_statistic,
-    is_concrete,
-    weighted_mean,
-)
+from probjax.trees import float_dtype, weighted_mean
+from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, has_statistic
 
 CACHED_ROWS = 4096
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import Fit, fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule
@@ -18,16 +19,7 @@ from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
 from probjax.potential import potential
 from probjax.states import num_sites
-from probjax.types import (
-    Array,
-    Data,
-    Energy,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-    check_count,
-)
+from probjax.types import Array, Data, Energy, Params, Penalty, PRNGKeyArray, PyTree
 
 
 def fit_nodes(

@@ -37,15 +37,8 @@ from probjax.fitting.rounds import (
     to_params,
     with_the_rest,
 )
-from probjax.types import (
-    Data,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    float_dtype,
-    has_statistic,
-)
+from probjax.trees import float_dtype
+from probjax.types import Data, Objective, Params, PRNGKeyArray, PyTree, has_statistic
 
 
 def out_of_core(

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from probjax.checks import holds, namespace
+from probjax.checks import check_count, check_role, holds, namespace
 from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting.fit import fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule, default_tolerance
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     ArrayLike,
@@ -32,9 +33,6 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     PyTree,
-    check_count,
-    check_role,
-    float_dtype,
 )
 
 _STILL = optax.sgd(0.0)

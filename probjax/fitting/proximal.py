@@ -25,7 +25,8 @@ from probjax.fitting.descent import (
     remember,
     rounding,
 )
-from probjax.types import Array, Penalty, PyTree, Scalar, recipe, static
+from probjax.recipe import recipe, static
+from probjax.types import Array, Penalty, PyTree, Scalar
 
 # What the next evaluation is for.
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2

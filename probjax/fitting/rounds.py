@@ -22,6 +22,8 @@ from probjax.fitting.loss import loss_over_rows, scaled
 from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     Chart,
@@ -33,9 +35,6 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     Scalar,
-    float_dtype,
-    recipe,
-    static,
 )
 
 ROOM = 1024

@@ -18,17 +18,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from probjax.types import (
-    Array,
-    Data,
-    Params,
-    PyTree,
-    Scalar,
-    check_parts,
-    float_dtype,
-    is_concrete,
-    recipe,
-)
+from probjax.checks import check_parts, is_concrete
+from probjax.recipe import recipe
+from probjax.trees import float_dtype
+from probjax.types import Array, Data, Params, PyTree, Scalar
 
 
 class Progress(NamedTuple):

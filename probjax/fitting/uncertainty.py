@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_role, is_concrete, warn
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting.fit import (
@@ -31,6 +32,7 @@ from probjax.fitting.fit import (
 )
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.runs.driver import driver
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     Chart,
@@ -40,11 +42,7 @@ from probjax.types import (
     Params,
     Penalty,
     PyTree,
-    check_role,
-    float_dtype,
     has_statistic,
-    is_concrete,
-    warn,
 )
 
 DIRECTIONS = 32

@@ -29,16 +29,11 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.bases.continuous import Exponential, Laplace, Product
+from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
 from probjax.leapfrog import Bounds
 from probjax.models.canonical import lengths, longest_first, signs
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-)
+from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):

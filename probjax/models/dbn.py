@@ -35,6 +35,7 @@ from jax.nn import log_sigmoid, logsumexp
 from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
 from probjax.annealing.likelihood import shares_of
+from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
 from probjax.models import rbm
@@ -42,15 +43,7 @@ from probjax.runs.driver import Watch
 from probjax.samplers.sample import Draws
 from probjax.samplers.sample import sample as sample_chains
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-)
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 Layers = Sequence[rbm.Params]
 MOST_PAIRS = 2**22

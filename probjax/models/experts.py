@@ -32,18 +32,12 @@ import numpy as np
 from jax.scipy.special import gammaln
 
 from probjax import random
+from probjax.checks import check_count, is_concrete
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.models.canonical import longest_first, signs
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-    closed_form,
-    float_dtype,
-    is_concrete,
-)
+from probjax.potential import closed_form
+from probjax.trees import float_dtype
+from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):

@@ -19,8 +19,10 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.bases.fits import fit_gaussian
+from probjax.checks import check_count
 from probjax.exact import enumeration
 from probjax.potential import Potential
+from probjax.recipe import recipe
 from probjax.types import (
     Array,
     ArrayLike,
@@ -32,8 +34,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    recipe,
 )
 
 

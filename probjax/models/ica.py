@@ -30,17 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
+from probjax.checks import check_count, is_concrete
 from probjax.models.canonical import lengths, longest_first, signs
 from probjax.models.experts import filter_rank
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-    closed_form,
-    is_concrete,
-)
+from probjax.potential import closed_form
+from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):

@@ -33,15 +33,10 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from probjax import random
 from probjax.bases.continuous import Gaussian, Laplace
+from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
 from probjax.models.canonical import longest_first, signs
-from probjax.types import (
-    Array,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-)
+from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):

@@ -22,22 +22,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds
+from probjax.checks import check_count, holds
 from probjax.models.ising.model import Edges, checked_edges, pair_indices
+from probjax.potential import closed_form
+from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
 from probjax.states import one_hot
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-    closed_form,
-    floating,
-    recipe,
-    static,
-)
+from probjax.trees import floating
+from probjax.types import Array, ArrayLike, Float, PRNGKeyArray, Scalar
 
 
 @recipe

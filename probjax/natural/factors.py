@@ -17,17 +17,11 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.sparse.linalg import cg
 
+from probjax.checks import is_concrete
 from probjax.natural.operators import Groups, Linear, RowOperator
 from probjax.natural.regularisers import Regulariser, rounding, scaled
-from probjax.types import (
-    Array,
-    Float,
-    PyTree,
-    Scalar,
-    is_concrete,
-    recipe,
-    static,
-)
+from probjax.recipe import recipe, static
+from probjax.types import Array, Float, PyTree, Scalar
 
 
 class Report(NamedTuple):

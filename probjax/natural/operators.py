@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.types import Array, Float, Params, PyTree, recipe
+from probjax.recipe import recipe
+from probjax.types import Array, Float, Params, PyTree
 
 MOST_PARAMETERS = 2**14
 Groups = tuple[tuple[int, ...], ...]

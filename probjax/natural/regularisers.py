@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, PyTree, Scalar, is_concrete, recipe
+from probjax.checks import is_concrete
+from probjax.recipe import recipe
+from probjax.types import Array, PyTree, Scalar
 
 Operator = Callable[[PyTree], PyTree]
 

@@ -17,19 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.data.chunks import cut_chunk
 from probjax.natural.operators import Groups, RowOperator, Table, weighed
-from probjax.types import (
-    Array,
-    Float,
-    Params,
-    PyTree,
-    Scalar,
-    State,
-    check_count,
-    recipe,
-    static,
-)
+from probjax.recipe import recipe, static
+from probjax.types import Array, Float, Params, PyTree, Scalar, State
 
 MOST_ENTRIES, CHUNK_ENTRIES = 2**27, 2**24
 

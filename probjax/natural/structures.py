@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count
 from probjax.natural.factors import (
     Blocked,
     Factor,
@@ -39,7 +40,8 @@ from probjax.natural.factors import (
 )
 from probjax.natural.operators import MOST_PARAMETERS, Linear, check_fits
 from probjax.natural.regularisers import Regulariser, inverted
-from probjax.types import Params, PyTree, check_count, recipe, static
+from probjax.recipe import recipe, static
+from probjax.types import Params, PyTree
 
 
 class Structure(abc.ABC):

@@ -29,6 +29,7 @@ import numpy as np
 import optax
 
 from probjax import exact
+from probjax.checks import check_count
 from probjax.data.rows import as_data
 from probjax.data.rows import num_rows as count_rows
 from probjax.natural.factors import Report
@@ -38,17 +39,8 @@ from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure
 from probjax.potential import potential
-from probjax.types import (
-    Array,
-    Data,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    Sampler,
-    check_count,
-    float_dtype,
-)
+from probjax.trees import float_dtype
+from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree, Sampler
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
 

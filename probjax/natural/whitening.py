@@ -23,6 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
+from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.fit import Fit, fit_job
@@ -32,7 +33,9 @@ from probjax.natural.factors import eigen, refuse_singular, report_of
 from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
 from probjax.natural.scores import MetricSource
+from probjax.recipe import recipe
 from probjax.runs.driver import Watch, driver, full_precision, run_in_turn
+from probjax.trees import as_array, floating
 from probjax.types import (
     Array,
     Chart,
@@ -43,11 +46,6 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     PyTree,
-    as_array,
-    check_count,
-    floating,
-    is_concrete,
-    recipe,
 )
 
 

@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from probjax.connectivity.blocks import BlockChanges, as_blocks
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.pseudolikelihood import log_conditionals
-from probjax.types import Energy, weighted_mean
+from probjax.trees import weighted_mean
+from probjax.types import Energy
 
 
 def MinimumKLContraction(

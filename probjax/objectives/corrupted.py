@@ -11,10 +11,13 @@ samples.
 import jax
 import numpy as np
 
+from probjax.checks import check_role
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.recipe import recipe
 from probjax.states import binary
+from probjax.trees import floating
 from probjax.types import (
     Context,
     Data,
@@ -24,10 +27,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    check_role,
-    floating,
     has_statistic,
-    recipe,
 )
 
 

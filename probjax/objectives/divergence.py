@@ -22,6 +22,7 @@ introduction, "Contrastive Divergence", where the sum is over all states.
 
 import jax.numpy as jnp
 
+from probjax.checks import check_count
 from probjax.objectives.particles import (
     Particles,
     energies,
@@ -30,6 +31,7 @@ from probjax.objectives.particles import (
     refuse_replicas,
     start_particles,
 )
+from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, move_chains
 from probjax.types import (
     Context,
@@ -42,9 +44,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    recipe,
-    static,
 )
 
 WHOLE = "contrastive divergence compares energies of complete rows"

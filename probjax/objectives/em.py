@@ -26,10 +26,13 @@ import jax
 import jax.numpy as jnp
 
 from probjax.bases.checks import check_target
+from probjax.checks import check_count
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned
+from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
+from probjax.trees import float_dtype, floating
 from probjax.types import (
     Base,
     Context,
@@ -40,11 +43,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    float_dtype,
-    floating,
-    recipe,
-    static,
 )
 
 

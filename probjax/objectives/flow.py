@@ -30,6 +30,7 @@ from dataclasses import KW_ONLY
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import check_count
 from probjax.connectivity import BitFlips
 from probjax.data.rows import as_data, refuse_mask
 from probjax.objectives.gaps import GapObjective
@@ -42,6 +43,7 @@ from probjax.objectives.particles import (
     start_particles,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
+from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance
 from probjax.types import (
     Array,
@@ -56,9 +58,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    recipe,
-    static,
 )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds, is_whole
+from probjax.checks import check_role, holds, is_concrete, is_whole
 from probjax.data.rows import refuse_mask
 from probjax.objectives.exclude_data import (
     check_excludable,
@@ -27,6 +27,7 @@ from probjax.objectives.missing import (
     observed_moves,
 )
 from probjax.potential import check_energy, potential, unbounded
+from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
     Connectivity,
@@ -40,10 +41,6 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
-    check_role,
-    is_concrete,
-    recipe,
-    static,
 )
 
 

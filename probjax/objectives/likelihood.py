@@ -16,7 +16,9 @@ import jax
 from probjax import exact
 from probjax.data.rows import refuse_mask
 from probjax.potential import check_energy, check_normalisable, unbounded
+from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
+from probjax.trees import floating
 from probjax.types import (
     Context,
     Data,
@@ -27,9 +29,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    floating,
-    recipe,
-    static,
 )
 
 

@@ -22,11 +22,8 @@ from probjax.connectivity.flips import OneFlip
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.pseudolikelihood import log_conditionals
-from probjax.types import (
-    ArrayLike,
-    Energy,
-    weighted_mean,
-)
+from probjax.trees import weighted_mean
+from probjax.types import ArrayLike, Energy
 
 
 def RISE(energy: Energy, node: ArrayLike) -> GapObjective:

@@ -21,9 +21,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds
+from probjax.checks import check_count, check_role, holds
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.potential import check_energy
+from probjax.recipe import recipe, static
+from probjax.trees import float_dtype
 from probjax.types import (
     Base,
     Context,
@@ -34,11 +36,6 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
-    check_count,
-    check_role,
-    float_dtype,
-    recipe,
-    static,
 )
 
 

@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import check_role
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.adaptation import first_step, move_chains
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     Data,
@@ -33,8 +35,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_role,
-    float_dtype,
 )
 
 FEW, RARE = 0.1, 0.3

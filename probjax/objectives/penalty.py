@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
-from probjax.types import Params, Penalty, PyTree, Scalar, recipe
+from probjax.recipe import recipe
+from probjax.types import Params, Penalty, PyTree, Scalar
 
 FAINT = 1e-4
 

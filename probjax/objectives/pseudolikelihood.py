@@ -22,7 +22,8 @@ from probjax.connectivity import BitFlips, SiteChanges
 from probjax.connectivity.grid import SiteGrid
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.reduce import log_sum_exp
-from probjax.types import ArrayLike, Energy, Gaps, Scalar, weighted_mean
+from probjax.trees import weighted_mean
+from probjax.types import ArrayLike, Energy, Gaps, Scalar
 
 
 def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:

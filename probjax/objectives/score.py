@@ -29,13 +29,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import holds
+from probjax.checks import check_count, holds, is_concrete
 from probjax.connectivity import Steps
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import Kept
 from probjax.potential import check_energy, potential
+from probjax.recipe import recipe, static
 from probjax.states import is_bit, is_spin
+from probjax.trees import floating
 from probjax.types import (
     Context,
     Data,
@@ -46,11 +48,6 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
-    check_count,
-    floating,
-    is_concrete,
-    recipe,
-    static,
 )
 
 

@@ -26,9 +26,10 @@ from dataclasses import KW_ONLY
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds
+from probjax.checks import check_role, holds
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
     Data,
@@ -37,10 +38,7 @@ from probjax.types import (
     Params,
     Scalar,
     State,
-    check_role,
     has_statistic,
-    recipe,
-    static,
 )
 
 

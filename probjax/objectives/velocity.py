@@ -24,17 +24,8 @@ import jax.numpy as jnp
 
 from probjax.checks import holds, is_finite
 from probjax.objectives.score import ScoreMatching
-from probjax.types import (
-    Data,
-    Energy,
-    Objective,
-    Params,
-    PyTree,
-    Scalar,
-    State,
-    recipe,
-    static,
-)
+from probjax.recipe import recipe, static
+from probjax.types import Data, Energy, Objective, Params, PyTree, Scalar, State
 
 
 @recipe

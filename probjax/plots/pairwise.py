@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from probjax.checks import check_count
 from probjax.plots.canvas import GREY, axes, name_axes
-from probjax.types import ArrayLike, check_count
+from probjax.types import ArrayLike
 
 COLOURS = "RdBu_r"
 WIDEST = 4.0

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from probjax import diagnostics
+from probjax.checks import check_count
 from probjax.plots.canvas import BLUE, axes, finish
-from probjax.types import ArrayLike, PyTree, check_count
+from probjax.types import ArrayLike, PyTree
 
 LEAST = 20
 

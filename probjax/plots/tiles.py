@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from probjax.checks import check_count
 from probjax.plots.canvas import PALE, axes, load_pyplot
-from probjax.types import ArrayLike, check_count
+from probjax.types import ArrayLike
 
 
 def receptive_fields(

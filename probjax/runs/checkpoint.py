@@ -27,11 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from probjax.checks import is_concrete
 from probjax.devices import layout_of
+from probjax.recipe import recipe, static
 from probjax.runs.checkpoint_files import Form, Header, Saved, form_of, this_version
 from probjax.runs.digest import digest
 from probjax.runs.locks import locked
-from probjax.types import PyTree, is_concrete, recipe, static
+from probjax.types import PyTree
 
 
 @recipe

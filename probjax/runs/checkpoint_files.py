@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from probjax.devices import Layout, laid_out, on_host, place_of
 from probjax.runs import storage
-from probjax.types import as_array
+from probjax.trees import as_array
 
 
 class Header(NamedTuple):

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
+from probjax.checks import check_count, is_concrete
 from probjax.devices import on_mesh
+from probjax.recipe import recipe, static
 from probjax.runs.checkpoint import Checkpoint, opened
 from probjax.runs.digest import canonical
-from probjax.types import check_count, is_concrete, recipe, static
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

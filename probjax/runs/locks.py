@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from probjax.types import warn
+from probjax.checks import warn
 
 # Descriptors of the locks that this process holds, by path. File systems that emulate
 # `flock`, such as NFS, do not exclude threads of one process.

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.checks import is_concrete
 from probjax.devices import each
 from probjax.potential import potential
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     Energy,
@@ -26,8 +28,6 @@ from probjax.types import (
     Scalar,
     State,
     check_info,
-    float_dtype,
-    is_concrete,
 )
 
 GAIN = 0.2

@@ -18,23 +18,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import at_once
+from probjax.checks import at_once, check_count, is_concrete
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
-from probjax.types import (
-    Array,
-    Bool,
-    Domain,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    State,
-    check_count,
-    is_concrete,
-    recipe,
-    static,
-)
+from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, Sampler, State
 
 
 class GibbsState(NamedTuple):

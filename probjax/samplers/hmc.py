@@ -33,7 +33,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import at_once, holds, is_finite
+from probjax.checks import at_once, check_count, holds, is_concrete, is_finite
 from probjax.devices import on_host
 from probjax.lanes import lazily, together
 from probjax.leapfrog import (
@@ -49,7 +49,9 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.states import num_sites
+from probjax.trees import floating
 from probjax.types import (
     Array,
     Domain,
@@ -59,11 +61,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    floating,
-    is_concrete,
-    recipe,
-    static,
 )
 
 SLICE_DRIFT = 0.05

@@ -20,9 +20,11 @@ from typing import Literal, Self
 
 import jax.numpy as jnp
 
+from probjax.checks import check_count
 from probjax.lanes import lazily
 from probjax.leapfrog import Bounds, Phase, hamiltonian
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
 from probjax.types import (
     Array,
@@ -33,9 +35,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    recipe,
-    static,
 )
 
 

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.checks import check_count, check_role
 from probjax.potential import Potential
+from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
     Connectivity,
@@ -28,10 +30,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
-    check_role,
-    recipe,
-    static,
 )
 
 

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.devices import apart, each
-from probjax.types import Array, Info, PyTree, State, floating, recipe, static
+from probjax.recipe import recipe, static
+from probjax.trees import floating
+from probjax.types import Array, Info, PyTree, State
 
 
 class Observer(ABC):

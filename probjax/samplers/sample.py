@@ -15,11 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax import random
-from probjax.checks import holds, is_finite
+from probjax.checks import (
+    check_count,
+    check_key,
+    check_role,
+    holds,
+    is_concrete,
+    is_eager,
+    is_finite,
+    is_on_host,
+)
 from probjax.devices import apart, each
 from probjax.potential import Potential, check_energy, potential
+from probjax.recipe import recipe, static
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.samplers.observers import Average, Averaged, Observer, Store
+from probjax.trees import as_array
 from probjax.types import (
     Array,
     Energy,
@@ -28,16 +39,7 @@ from probjax.types import (
     PyTree,
     Sampler,
     State,
-    as_array,
-    check_count,
     check_info,
-    check_key,
-    check_role,
-    is_concrete,
-    is_eager,
-    is_on_host,
-    recipe,
-    static,
 )
 
 

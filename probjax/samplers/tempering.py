@@ -25,19 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from probjax.checks import check_role, is_concrete
 from probjax.forwarding import ForwardingSampler
 from probjax.potential import Potential
-from probjax.types import (
-    Array,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    State,
-    check_role,
-    is_concrete,
-    recipe,
-)
+from probjax.recipe import recipe
+from probjax.types import Array, Float, Info, PRNGKeyArray, Sampler, State
 
 
 class TemperedState(NamedTuple):

@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax.checks import check_count, check_role
 from probjax.data.rows import as_data, num_rows
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver
 from probjax.states import num_sites
+from probjax.trees import float_dtype
 from probjax.types import (
     Array,
     Data,
@@ -35,10 +37,7 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    check_count,
     check_info,
-    check_role,
-    float_dtype,
 )
 
 NUM_STAGES = 5

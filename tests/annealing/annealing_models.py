@@ -6,7 +6,7 @@ from small_models import all_states, log_probs_of, random_ising
 
 from probjax import rbm
 from probjax.bases import Gaussian
-from probjax.types import as_array
+from probjax.trees import as_array
 
 GAUSSIAN = Gaussian(2, as_array(np.array([0.4, -0.3])), as_array(np.array([1.3, 0.8])))
 

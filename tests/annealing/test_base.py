@@ -22,8 +22,8 @@ from probjax.bases import (
     fit_gaussian,
     fit_laplace,
 )
+from probjax.potential import closed_forms
 from probjax.random import keys_of
-from probjax.types import closed_forms
 
 FACTOR = np.array([[0.5, 0.0, 0.0], [-1.0, 2.0, 0.0], [0.3, 0.7, 1.1]])
 ODDS = np.array([[0.5, -1.0, 2.0, 0.1], [0.0, 0.3, -0.4, 0.2], [1.0, 1.0, 0.5, -2.0]])

@@ -11,7 +11,7 @@ from probjax.annealing import bounds, log_likelihood, reverse_ais, sandwich
 from probjax.bases import Bernoulli, Gaussian
 from probjax.models import experts
 from probjax.random import parts_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SPINS = random_ising(3, 4, scale=0.7)
 ROWS = drawn_from(0, SPINS, 1024)

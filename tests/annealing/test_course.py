@@ -25,8 +25,9 @@ from probjax.annealing.particles import _add
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
 from probjax.random import keys_of
+from probjax.recipe import recipe
 from probjax.samplers import Momentum, reduced_flip
-from probjax.types import as_array, recipe
+from probjax.trees import as_array
 
 BITS = Bernoulli(4, as_array(np.array([0.5, -0.5, 0.0, 1.0])))
 # A fiftieth of a million still finds the classical mistake by 16 standard errors.

@@ -18,7 +18,7 @@ from probjax.annealing import (
 from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 NOISE = 0.3
 

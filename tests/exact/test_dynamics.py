@@ -8,7 +8,8 @@ from small_models import all_states
 from probjax import Connectivity, exact
 from probjax.connectivity import AllFlips, BitFlips, Joined
 from probjax.exact import dynamics
-from probjax.types import Neighbours, recipe, static
+from probjax.recipe import recipe, static
+from probjax.types import Neighbours
 
 evolve = jax.jit(dynamics.evolve)
 log_prob_bound = jax.jit(dynamics.log_prob_bound)

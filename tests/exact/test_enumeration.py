@@ -8,7 +8,7 @@ import scipy.special
 
 from probjax import Data, exact
 from probjax.exact import enumeration_blocks
-from probjax.types import as_array
+from probjax.trees import as_array
 
 entropy, kl = jax.jit(exact.entropy), jax.jit(exact.kl)
 

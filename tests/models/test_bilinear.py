@@ -11,7 +11,7 @@ from small_models import flat_of
 from probjax import HMC, marginal_log_likelihood
 from probjax.models import bilinear
 from probjax.models.bilinear import Latents
-from probjax.types import as_array
+from probjax.trees import as_array
 
 X = np.array([0.7, -0.9, 0.2])
 LATENTS = Latents(np.array([0.4, -2.0]), np.array([0.3, 1.7]))

@@ -15,7 +15,7 @@ from small_models import (
 from probjax import Potential, exact, ising, potential, samplers
 from probjax.models.ising import clusters as cluster
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))
 MODELS = {"all pairs": random_ising(0, 3), "ring": random_ising(1, 4, edges=RING)}

@@ -7,7 +7,7 @@ from small_models import all_states
 
 from probjax import Data, GradientNorm, MaximumLikelihood, annealing, dbn, fit, rbm
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZES = (4, 3, 5, 2)
 STATES = all_states(4).astype(float)

@@ -9,7 +9,8 @@ import pytest
 
 from probjax import ConvergenceWarning, MaximumLikelihood, fit, potential
 from probjax.models import experts
-from probjax.types import as_array, closed_forms
+from probjax.potential import closed_forms
+from probjax.trees import as_array
 
 # Neither orthogonal nor of one length; strengths of which some have no mean.
 FILTERS = np.array([[1.5, 0.4], [-0.3, 0.8]])

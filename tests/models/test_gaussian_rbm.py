@@ -18,7 +18,7 @@ from probjax import (
 from probjax.annealing import Straight
 from probjax.potential import Potential
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 PARAMS = gaussian_rbm.Params(
     weight=np.array([[1.2, -0.7, 0.4], [0.3, 1.5, -1.1]]),

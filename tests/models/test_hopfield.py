@@ -11,7 +11,7 @@ from small_models import all_states
 
 from probjax import L2, MPF, Corrupted, Data, FixedFlips, fit, hopfield, ising
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 6
 STATES = all_states(SIZE).astype(np.float32)

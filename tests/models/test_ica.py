@@ -9,7 +9,7 @@ import pytest
 from probjax import GradientNorm, MaximumLikelihood, fit, loss
 from probjax.models import experts, ica
 from probjax.random import parts_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 # Neither orthogonal nor of one length, and with a negative determinant.
 FILTERS = np.array([[0.4, 1.5], [0.8, -0.3]])

@@ -14,7 +14,7 @@ from probjax import (
     ising,
     potential,
 )
-from probjax.types import closed_forms
+from probjax.potential import closed_forms
 
 SIZE = 6
 STATES = all_states(SIZE).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
 from probjax.random import keys_of
-from probjax.types import as_array
+from probjax.trees import as_array
 
 BASIS = np.array([[1.0, 0.9], [0.3, -0.4], [0.0, 0.5]])
 X = np.array([0.7, -0.9, 0.2])

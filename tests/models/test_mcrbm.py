@@ -8,7 +8,7 @@ import pytest
 
 from probjax import HMC, Gaussian, ScoreMatching, ais, fit
 from probjax.models import mcrbm
-from probjax.types import as_array
+from probjax.trees import as_array
 
 X = np.array([0.7, -1.3])
 ENERGIES = [(mcrbm.energy, 1.0), (mcrbm.energy_by_mean_square, 0.5)]

@@ -7,7 +7,7 @@ from small_models import all_states, drawn_from, log_probs_of, matrix_of
 
 from probjax import Data, ising
 from probjax.models.ising.mean_field import mean_field, tap
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 5
 

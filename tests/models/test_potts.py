@@ -18,7 +18,8 @@ from probjax import (
     potts,
 )
 from probjax.fitting.loss import loss_over_rows
-from probjax.types import as_array, closed_forms
+from probjax.potential import closed_forms
+from probjax.trees import as_array
 
 SITES, LETTERS = 3, 4
 EDGES = ((0, 2), (1, 2))

@@ -11,8 +11,9 @@ from probjax import L2, MPF, Data, GradientNorm, PseudoLikelihood, fit, potentia
 from probjax.fitting.loss import loss_over_rows
 from probjax.models import rbm
 from probjax.models.rbm.gibbs import _softplus_rise
+from probjax.potential import closed_forms
 from probjax.random import keys_of
-from probjax.types import as_array, closed_forms
+from probjax.trees import as_array
 
 VISIBLE, HIDDEN = 5, 3
 STATES, HIDDEN_STATES = (all_states(size).astype(float) for size in (VISIBLE, HIDDEN))

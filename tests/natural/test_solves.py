@@ -11,7 +11,7 @@ from probjax import Data, natural
 from probjax.natural import streamed as streamed_module
 from probjax.natural.metrics import linearised
 from probjax.natural.regularisers import as_regulariser
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 5
 ENERGIES = natural.energy_scores(cubic_energy)

@@ -15,7 +15,8 @@ from probjax import MPF, Data, fit, ising, natural
 from probjax.fitting.loss import loss_over_rows
 from probjax.natural.metrics import linearised
 from probjax.natural.regularisers import as_regulariser
-from probjax.types import as_array, recipe
+from probjax.recipe import recipe
+from probjax.trees import as_array
 
 ENERGIES = natural.energy_scores(ising.energy)
 natural_gradient = partial(natural.natural_gradient, ENERGIES)

@@ -28,7 +28,8 @@ from probjax import (
 )
 from probjax.connectivity.blocks import BlockChanges, pairs
 from probjax.objectives.contraction import MinimumKLContraction
-from probjax.types import Connectivity, as_array
+from probjax.trees import as_array
+from probjax.types import Connectivity
 
 SIZE = 4
 MIXED = ((0, 2), (3,), (1, 3, 2))

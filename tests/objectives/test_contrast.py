@@ -13,7 +13,7 @@ from small_models import (
 from probjax import Data, NoiseContrast, fit, ising
 from probjax.bases import Bernoulli, fit_bernoulli
 from probjax.fitting import uncertainty
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 4
 TRUTH = random_ising(1, SIZE)

@@ -33,7 +33,8 @@ from probjax import (
     potential,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
-from probjax.types import Context, as_array, weighted_mean
+from probjax.trees import as_array, weighted_mean
+from probjax.types import Context
 
 SIZE = 5
 MODELS = [

@@ -19,7 +19,7 @@ from probjax import (
 from probjax.bases import Exponential
 from probjax.random import keys_of
 from probjax.samplers import Bounds
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 4
 

@@ -12,7 +12,8 @@ from small_models import (
 )
 
 from probjax import Data, MaximumLikelihood, exact, fit, ising, potts, rbm
-from probjax.types import Context, as_array
+from probjax.trees import as_array
+from probjax.types import Context
 
 SIZE = 4
 LETTERS = jax.jit(lambda key: potts.init(key, SIZE, 3, scale=1.0))(jax.random.key(0))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from probjax import ContinuousPseudoLikelihood, Data, fit, loss
-from probjax.types import as_array
+from probjax.trees import as_array
 
 PRECISION = np.array([[2.0, 0.8], [0.8, 1.0]])
 

@@ -9,7 +9,7 @@ from small_models import counted_states, flat_ising, random_ising
 
 from probjax import L1, L2, MPF, PseudoLikelihood, fit, ising
 from probjax.objectives.penalty import GroupL1
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 6
 DATA = counted_states(SIZE)

@@ -28,7 +28,8 @@ from probjax import (
 )
 from probjax.fitting import uncertainty
 from probjax.samplers import Tempered
-from probjax.types import Info, as_array
+from probjax.trees import as_array
+from probjax.types import Info
 
 SIZE = 3
 FEW = all_states(SIZE)[[0, 3, 3, 5]].astype(float)

@@ -17,7 +17,9 @@ from probjax import (
     fit,
     flow,
 )
-from probjax.types import Connectivity, Neighbours, as_array, recipe
+from probjax.recipe import recipe
+from probjax.trees import as_array
+from probjax.types import Connectivity, Neighbours
 
 X = np.array([[0.4, -0.7], [1.1, 0.2], [-0.3, 0.9]])
 PARAMS = np.array([[1.3, 0.4], [-0.2, 0.8], [0.5, -1.1]])

@@ -22,7 +22,7 @@ from probjax import (
 )
 from probjax.fitting import uncertainty
 from probjax.fitting.loss import loss_over_rows
-from probjax.types import as_array
+from probjax.trees import as_array
 
 VISIBLE, HIDDEN, ROWS = 5, 3, 11
 TARGET = np.array([0.1, 0.2, 0.4])

@@ -5,7 +5,7 @@ import pytest
 
 from probjax import Data, ScoreMatching
 from probjax.objectives.velocity import MinimumVelocity
-from probjax.types import as_array
+from probjax.trees import as_array
 
 X = np.array([[0.4, -0.7], [1.1, 0.2], [-0.3, 0.9]])
 PARAMS = np.array([[1.3, 0.4], [-0.2, 0.8], [0.5, -1.1]])

@@ -15,8 +15,9 @@ from small_models import (
 )
 
 from probjax import Potential, exact, ising, potential, potts, rbm, samplers
+from probjax.potential import closed_forms
 from probjax.random import keys_of
-from probjax.types import as_array, closed_forms
+from probjax.trees import as_array
 
 SIZE = 3
 EDGES = ((0, 1), (1, 2), (2, 3), (0, 3))

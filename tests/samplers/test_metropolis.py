@@ -26,7 +26,7 @@ from probjax import (
     potential,
     samplers,
 )
-from probjax.types import as_array
+from probjax.trees import as_array
 
 SIZE = 3
 

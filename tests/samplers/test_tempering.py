@@ -12,8 +12,9 @@ from small_models import all_states, log_probs_of, matrix_of, random_ising
 from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
 from probjax.models.ising import clusters as cluster
 from probjax.random import keys_of
+from probjax.recipe import recipe
 from probjax.samplers import tempering
-from probjax.types import Info, recipe
+from probjax.types import Info
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))
 INNER = [

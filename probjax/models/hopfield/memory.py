@@ -11,18 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_count
 from probjax.data.corruption import flip_some
 from probjax.models.hopfield.network import Params, recall
 from probjax.models.hopfield.rules import Learned
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Float,
-    PRNGKeyArray,
-    check_count,
-)
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray
 
 
 class Capacity(NamedTuple):

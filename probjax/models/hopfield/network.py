@@ -27,21 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import holds, is_finite
+from probjax.checks import check_count, holds, is_concrete, is_finite
 from probjax.models import ising
+from probjax.potential import closed_form
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Bool,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    check_count,
-    closed_form,
-    floating,
-    is_concrete,
-)
+from probjax.trees import floating
+from probjax.types import Array, ArrayLike, Bool, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import ConvergenceWarning, fit
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
@@ -38,6 +39,7 @@ from probjax.models.hopfield.network import (
     is_fixed,
 )
 from probjax.objectives.flow import MPF
+from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.types import (
     Array,
@@ -48,9 +50,6 @@ from probjax.types import (
     Penalty,
     PRNGKeyArray,
     Scalar,
-    check_count,
-    is_concrete,
-    recipe,
 )
 
 

@@ -29,6 +29,7 @@ from jaxtyping import Bool, Int
 
 from probjax.models.ising.model import energy, pair_indices
 from probjax.potential import Potential
+from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.types import (
     Array,
@@ -39,7 +40,6 @@ from probjax.types import (
     PRNGKeyArray,
     Sampler,
     State,
-    recipe,
 )
 
 

@@ -21,6 +21,7 @@ from probjax.data.rows import as_data, mean_of_observed
 from probjax.lanes import together
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
+from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.types import (
     Array,
@@ -33,7 +34,6 @@ from probjax.types import (
     Sampler,
     Scalar,
     State,
-    recipe,
 )
 
 

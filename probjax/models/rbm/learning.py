@@ -19,7 +19,9 @@ import jax.numpy as jnp
 
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.models.rbm.machine import Params, hidden_means
-from probjax.types import Array, ArrayLike, Chart, Data, Float, floating, recipe
+from probjax.recipe import recipe
+from probjax.trees import floating
+from probjax.types import Array, ArrayLike, Chart, Data, Float
 
 
 def weights_only(params: Params) -> Params:

@@ -33,15 +33,8 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.bases.fits import fit_bernoulli
 from probjax.exact import enumeration
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Data,
-    Float,
-    PRNGKeyArray,
-    Scalar,
-    closed_form,
-)
+from probjax.potential import closed_form
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 NUM_PRODUCTS = (8, 16, 32)
 
