@@ -16,7 +16,7 @@ from probjax.runs import stored_names
 from probjax.runs.checkpoint import opened
 from probjax.runs.stored_names import NAMES, NAMES_OF_0_1_0
 
-FILES = Path(__file__).parent / "data" / "version_0_1_0"
+FILES = Path(__file__).parents[1] / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """

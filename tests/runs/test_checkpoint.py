@@ -44,7 +44,7 @@ from probjax import (
 from probjax.runs.digest import digest
 from probjax.trees import as_array
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ADAM = optax.adam(0.02)
 KEY = jax.random.key(20120501)
 GENERATOR = np.random.default_rng(20120501)
