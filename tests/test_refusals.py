@@ -1,4 +1,4 @@
-"""What is passed in the place of something else is told in a sentence."""
+"""Arguments of the wrong kind are refused in one sentence."""
 
 import jax
 import jax.numpy as jnp
