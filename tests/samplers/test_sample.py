@@ -129,7 +129,7 @@ def test_a_run_in_pieces_saved_and_resumed_is_the_same_to_the_bit(key, tmp_path)
 
 def test_draws_one_at_a_time_are_the_same_to_the_bit():
     """As users compile them: without optimising, a loop of one is another program."""
-    program = "import test_run; test_run.check_draws_one_at_a_time()"
+    program = "import test_sample; test_sample.check_draws_one_at_a_time()"
     paths = os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
