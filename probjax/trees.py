@@ -1,4 +1,4 @@
-"""Arrays and trees of arrays: conversions, and what is written in many places."""
+"""Helpers for arrays and trees of arrays: conversions, scaling, weighted means."""
 
 from typing import Any
 
@@ -45,3 +45,18 @@ def weighted_mean(
     """sum_r w_r v_r / sum_r w_r, and 0 if nothing has weight."""
     total = weights.sum()
     return weights @ values / jnp.where(total > 0, total, 1)
+
+
+def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
+    """Convert every floating number in `tree` to the dtype `kind`."""
+
+    def convert(leaf):
+        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return as_array(leaf, kind) if floating else leaf
+
+    return jax.tree.map(convert, tree)
+
+
+def scaled(scale: Float[Array, ""], tree: PyTree) -> PyTree:
+    """Multiply every leaf by `scale`."""
+    return jax.tree.map(lambda leaf: scale * leaf, tree)

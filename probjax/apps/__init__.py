@@ -1,4 +1,4 @@
 """Programs for users: the command line, estimators, bridges to other libraries.
 
-Nothing here is imported by the rest of the library.
+Of the library itself, only `probjax/__init__.py` imports from here.
 """

@@ -46,7 +46,7 @@ from probjax.fitting.rounds import (
 )
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.runs.driver import Job, Watch, driver, run
-from probjax.trees import as_array, float_dtype
+from probjax.trees import float_dtype, of_kind
 from probjax.types import (
     Array,
     Chart,
@@ -469,16 +469,6 @@ def _check_chart(chart, params):
 @jax.jit
 def _coordinates(chart, params):
     return chart.forward(params)
-
-
-def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
-    """`tree` with every floating number of dtype `kind`."""
-
-    def convert(leaf):
-        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        return as_array(leaf, kind) if floating else leaf
-
-    return jax.tree.map(convert, tree)
 
 
 def _checked_rows(objective, params, data):

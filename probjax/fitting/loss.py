@@ -21,7 +21,7 @@ from probjax.checks import is_concrete
 from probjax.data.chunks import cut_chunk, num_parts
 from probjax.data.rows import num_rows
 from probjax.devices import num_devices
-from probjax.trees import float_dtype, weighted_mean
+from probjax.trees import float_dtype, scaled, weighted_mean
 from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, has_statistic
 
 CACHED_ROWS = 4096
@@ -138,8 +138,3 @@ def merged(
     parts = zip(shares, gradients, strict=True)
     summed = jax.tree.map(jnp.add, *(scaled(share, part) for share, part in parts))
     return value, summed, weights.sum()
-
-
-def scaled(scale: Scalar, tree: PyTree) -> PyTree:
-    """`scale` times every leaf."""
-    return jax.tree.map(lambda leaf: scale * leaf, tree)

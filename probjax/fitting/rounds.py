@@ -18,12 +18,12 @@ from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
 from probjax.devices import apart, on_host
 from probjax.fitting.descent import Optax, Problem, QuasiNewton
-from probjax.fitting.loss import loss_over_rows, scaled
+from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype
+from probjax.trees import float_dtype, scaled
 from probjax.types import (
     Array,
     Chart,

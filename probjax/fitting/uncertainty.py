@@ -23,16 +23,10 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_role, is_concrete, warn
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
-from probjax.fitting.fit import (
-    ConvergenceWarning,
-    Fit,
-    at_door,
-    of_kind,
-    warn_of_unbounded,
-)
+from probjax.fitting.fit import ConvergenceWarning, Fit, at_door, warn_of_unbounded
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.runs.driver import driver
-from probjax.trees import float_dtype
+from probjax.trees import float_dtype, of_kind
 from probjax.types import (
     Array,
     Chart,

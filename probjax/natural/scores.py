@@ -28,11 +28,10 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, num_rows
-from probjax.fitting.fit import of_kind
 from probjax.natural.operators import Known, Linear, Table, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype
+from probjax.trees import float_dtype, of_kind
 from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
 
 

@@ -13,13 +13,13 @@ from small_models import (
 )
 
 from probjax import Potential, exact, ising, potential, samplers
-from probjax.models.ising import clusters as cluster
+from probjax.models.ising import clusters
 from probjax.random import keys_of
 from probjax.trees import as_array
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))
 MODELS = {"all pairs": random_ising(0, 3), "ring": random_ising(1, 4, edges=RING)}
-SAMPLERS = [cluster.SwendsenWang(), cluster.Wolff()]
+SAMPLERS = [clusters.SwendsenWang(), clusters.Wolff()]
 
 
 def name(sampler):
@@ -33,7 +33,7 @@ def weighted(params, weight):
 
 @jax.jit
 def bonds_and_energies(model, x):
-    return cluster.bonds(model), jax.vmap(model)(x)
+    return clusters.bonds(model), jax.vmap(model)(x)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -52,20 +52,20 @@ def test_bonds_spell_the_weighted_energy_over_spins_and_a_ghost(model, x64):
 @jax.jit
 def transitions(sampler, model):
     """The matrix, by enumeration of all bonds and of all coins or first spins."""
-    graph = cluster.bonds(model)
+    graph = clusters.bonds(model)
     x = all_states(size := len(model.args[0].bias)).astype(float)
     coins = as_array(all_states(size + 1) == 1)
 
     def turns_of(active):
-        labels = cluster.clusters(graph.first, graph.second, active, size + 1)
-        if sampler == cluster.SwendsenWang():
+        labels = clusters.clusters(graph.first, graph.second, active, size + 1)
+        if sampler == clusters.SwendsenWang():
             return coins[:, labels]
         return labels[None] == labels[1:, None]
 
     def row(x):
-        chances = cluster.bond_chances(graph, x)[None]
+        chances = clusters.bond_chances(graph, x)[None]
         weights = jnp.where(active, chances, 1 - chances).prod(1)
-        there = jax.vmap(jax.vmap(cluster.turned, (None, 0)), (None, 0))(x, turns)
+        there = jax.vmap(jax.vmap(clusters.turned, (None, 0)), (None, 0))(x, turns)
         shares = jnp.broadcast_to(weights[:, None], turns.shape[:2]) / turns.shape[1]
         return jnp.zeros(2**size).at[codes(there)].add(shares)
 
@@ -122,7 +122,7 @@ def components(first, second, size):
 def test_clusters_are_the_components_of_any_graph():
     random, size = np.random.default_rng(0), 40
     first, second = np.triu_indices(size, 1)
-    label = jax.jit(cluster.clusters, static_argnums=3)
+    label = jax.jit(clusters.clusters, static_argnums=3)
     for mean_degree in (0, 0.5, 1, 1.5, 2, 4, 39):
         for _ in range(5):
             active = random.random(len(first)) < mean_degree / (size - 1)
@@ -162,7 +162,7 @@ def test_critical_lattice_has_its_exact_energy_from_an_ordered_start(key):
         params,
         np.zeros((100, 64)),
         statistic=agreement_and_magnetisation,
-        sampler=cluster.SwendsenWang(),
+        sampler=clusters.SwendsenWang(),
         num_draws=200,
         num_warmup=50,
     )

@@ -10,7 +10,7 @@ from sampler_checks import assert_drawn_from, codes
 from small_models import all_states, log_probs_of, matrix_of, random_ising
 
 from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
-from probjax.models.ising import clusters as cluster
+from probjax.models.ising import clusters
 from probjax.random import keys_of
 from probjax.recipe import recipe
 from probjax.samplers import tempering
@@ -21,7 +21,7 @@ INNER = [
     samplers.HeatBath(),
     samplers.Metropolis(RandomFlips(1), num_moves=4),
     samplers.ColourGibbs(samplers.colours(RING, 4)),
-    cluster.SwendsenWang(),
+    clusters.SwendsenWang(),
 ]
 
 
