@@ -39,14 +39,13 @@ from probjax import (
     ContrastiveDivergence,
     Data,
     PersistentMPF,
-    datasets,
     dbn,
     fit,
     log_likelihood,
     plots,
-    preprocessing,
     rbm,
 )
+from probjax.data import datasets, preprocessing
 
 FIGURE = Path("out/dbn.png")
 NUM_LAYERS, NUM_HIDDEN = 4, 200

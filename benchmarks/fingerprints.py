@@ -23,7 +23,9 @@ import numpy as np
 import optax
 
 from benchmarks.harness import Options, Table
-from probjax import MPF, Corrupted, FixedFlips, Watch, fit, hopfield, plots
+from probjax import MPF, Watch, fit, hopfield, plots
+from probjax.data import FixedFlips
+from probjax.objectives import Corrupted
 
 FIGURE = Path("out/fingerprints.png")
 LEARNED, STARTED = 0.3, 0.4

@@ -33,10 +33,11 @@ from benchmarks.annealing_tasks import (
     tasks,
 )
 from benchmarks.harness import Options, Table
-from probjax import GaussianSteps, plots
+from probjax import plots
 from probjax.annealing import Pilot
 from probjax.annealing.pilot import NUM_KNOTS
 from probjax.annealing.planning import LEAST_STEPS, MOST_STEPS, NUM_SETTLING
+from probjax.connectivity import GaussianSteps
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
 from probjax.types import Sampler

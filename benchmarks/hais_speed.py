@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table, ratio, time_together
-from probjax import HMC, Gaussian, Momentum, ais, experts, reverse_ais
-from probjax.annealing import Pilot, linear
+from probjax import HMC, Gaussian, ais, experts
+from probjax.annealing import Pilot, linear, reverse_ais
+from probjax.samplers import Momentum
 
 SIZE, NUM_PARTICLES = 36, 200
 PUBLISHED = 1700.0

@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table
-from probjax import MPF, Corrupted, FixedFlips, IndependentFlips, fit, hopfield, plots
+from probjax import MPF, fit, hopfield, plots
+from probjax.data import FixedFlips, IndependentFlips
 from probjax.data.corruption import Corruption
+from probjax.objectives import Corrupted
 from probjax.plots import BLUE, ORANGE
 
 FIGURE = Path("out/hopfield_corrupt.png")

@@ -23,17 +23,9 @@ import numpy as np
 
 from benchmarks.harness import Options, Table, timed
 from benchmarks.image_fits import Patches, load
-from probjax import (
-    HMC,
-    Fit,
-    GradientNorm,
-    MaximumLikelihood,
-    PersistentMPF,
-    fit,
-    ica,
-    plots,
-    preprocessing,
-)
+from probjax import HMC, Fit, MaximumLikelihood, PersistentMPF, fit, ica, plots
+from probjax.data import preprocessing
+from probjax.fitting import GradientNorm
 
 FIGURE = Path("out/ica.png")
 SIZE = 10

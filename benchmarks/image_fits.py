@@ -23,16 +23,15 @@ from probjax import (
     HMC,
     MPF,
     ConvergenceWarning,
-    Hamiltonian,
     PersistentMPF,
     bilinear,
-    datasets,
     experts,
     fit,
     linear,
     mcrbm,
-    preprocessing,
 )
+from probjax.connectivity import Hamiltonian
+from probjax.data import datasets, preprocessing
 
 NOISE = 0.1
 STEPS = 10

@@ -31,20 +31,19 @@ from benchmarks.image_fits import Learned, Patches
 from probjax import (
     HMC,
     Gaussian,
-    Momentum,
     ais,
     bilinear,
-    compare,
     experts,
     linear,
     log_likelihood,
     marginal_log_likelihood,
     mcrbm,
     plots,
-    preprocessing,
     sandwich,
 )
-from probjax.annealing import Estimate
+from probjax.annealing import Estimate, compare
+from probjax.data import preprocessing
+from probjax.samplers import Momentum
 
 FIELDS, SIZES = Path("out/image_fields.png"), Path("out/image_sizes.png")
 NUM_PARTICLES, NUM_EXPERTS, NUM_UNITS = 200, 144, 432

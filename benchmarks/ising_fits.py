@@ -15,21 +15,19 @@ import optax
 from probjax import (
     L2,
     MPF,
-    RISE,
-    AllFlips,
-    BitFlips,
     ContrastiveDivergence,
-    Joined,
     PersistentDivergence,
     PseudoLikelihood,
     Watch,
     exact,
     fit,
-    fit_nodes,
     ising,
     plots,
     samplers,
 )
+from probjax.connectivity import AllFlips, BitFlips, Joined
+from probjax.fitting import fit_nodes
+from probjax.objectives import RISE
 
 KEY = jax.random.key(7)
 BATCH, NUM_PARTICLES = 100, 200

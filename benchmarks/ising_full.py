@@ -40,7 +40,8 @@ from benchmarks.ising_fits import (
     way,
 )
 from benchmarks.mpf_cost import read
-from probjax import exact, ising, mean_field, sample, tap
+from probjax import exact, ising, sample
+from probjax.models.ising import mean_field, tap
 from probjax.samplers import HeatBath
 
 SIZE, ROWS = 40, 20_000

@@ -48,17 +48,10 @@ from benchmarks.ising_fits import (
     timed,
     way,
 )
-from probjax import (
-    L2,
-    Data,
-    GradientNorm,
-    MaximumLikelihood,
-    cross_validate,
-    exact,
-    flow,
-    ising,
-    tap,
-)
+from probjax import L2, Data, MaximumLikelihood, cross_validate, exact, ising
+from probjax.fitting import GradientNorm
+from probjax.models.ising import tap
+from probjax.objectives import flow
 from probjax.types import Scalar
 
 SHAPE, SIZE, ROWS = (10, 10), 100, 20_000

@@ -27,18 +27,10 @@ from benchmarks.harness import (
     time_together,
 )
 from benchmarks.mpf_cost import error, load_tasks
-from probjax import (
-    MPF,
-    RISE,
-    GradientNorm,
-    LogRISE,
-    NodeLikelihood,
-    PseudoLikelihood,
-    fit,
-    fit_nodes,
-    ising,
-    tap,
-)
+from probjax import MPF, PseudoLikelihood, fit, ising
+from probjax.fitting import GradientNorm, fit_nodes
+from probjax.models.ising import tap
+from probjax.objectives import RISE, LogRISE, NodeLikelihood
 
 TOLERANCE = 1e-5
 STOP = GradientNorm(TOLERANCE)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table, peak_memory
-from probjax import MPF, blocks, fit, ising
+from probjax import MPF, fit, ising
+from probjax.data import blocks
 
 UNITS, GROUP = 200, 10
 FIT = """

@@ -21,7 +21,8 @@ from benchmarks.harness import (
     ratio,
     time_together,
 )
-from probjax import MPF, Data, GradientNorm, PseudoLikelihood, exact, fit, ising
+from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
+from probjax.fitting import GradientNorm
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
@@ -280,7 +281,8 @@ def compilations(tasks) -> Table:
 def memory(options: Options) -> Table:
     program = f"""
 import jax, numpy as np
-from probjax import MPF, StoppingRule, fit, ising, recipe
+from probjax import MPF, fit, ising, recipe
+from probjax.fitting import StoppingRule
 @recipe
 class AfterSteps(StoppingRule):
     most: int

@@ -33,8 +33,6 @@ from probjax import (
     Data,
     Fit,
     MaximumLikelihood,
-    Progress,
-    StoppingRule,
     exact,
     experts,
     fit,
@@ -42,9 +40,10 @@ from probjax import (
     plots,
     recipe,
 )
+from probjax.fitting import Progress, StoppingRule
 from probjax.fitting.charts import Frozen
 from probjax.natural import (
-    Blocks,
+    BlockDiagonal,
     Diagonal,
     energy_scores,
     fit_whitened,
@@ -311,7 +310,7 @@ def lattice(options: Options) -> Table:
             "natural, of 2,000 rows": by(natural_gradient(scores, num_rows=2000)),
             "natural, every 10 steps": by(kept, rates=(rate,)),
             "natural, diagonal": by(natural_gradient(scores, solve=Diagonal())),
-            "natural, two blocks": by(natural_gradient(scores, solve=Blocks())),
+            "natural, two blocks": by(natural_gradient(scores, solve=BlockDiagonal())),
         }
     rows = compared(ways, 3)
     times = time_together(3, metric=lambda: metric(scores, start, x))

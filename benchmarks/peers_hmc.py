@@ -20,8 +20,8 @@ from benchmarks.hmc_flips import correlation
 from benchmarks.lookahead import NUM_STEPS, STEP, Peer, Target
 from benchmarks.peer_packages import load
 from benchmarks.side_by_side import OURS, Job, Judged, Program, side_by_side
-from probjax import HMC, Momentum, sample
-from probjax.samplers import standard_flip
+from probjax import HMC, sample
+from probjax.samplers import Momentum, standard_flip
 
 FAR = 150
 # About what a path of NUTS takes.

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table
-from probjax import L2, MPF, Data, PseudoLikelihood, SiteChanges, fit, potts
+from probjax import L2, MPF, Data, PseudoLikelihood, fit, potts
+from probjax.connectivity import SiteChanges
 
 SITES, LETTERS, ROWS = 53, 21, 4915
 

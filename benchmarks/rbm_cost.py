@@ -24,11 +24,10 @@ from probjax import (
     Data,
     PersistentDivergence,
     closed_form,
-    datasets,
     fit,
-    preprocessing,
     rbm,
 )
+from probjax.data import datasets, preprocessing
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 
 VISIBLE, HIDDEN, MANY_ROWS = 784, 200, 10_000

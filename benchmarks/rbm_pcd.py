@@ -21,19 +21,9 @@ import optax
 from benchmarks import rbm_logz
 from benchmarks.harness import Options, Table, timed
 from benchmarks.machine_brackets import bracket
-from probjax import (
-    L2,
-    Corrupted,
-    GreyLevels,
-    PersistentDivergence,
-    datasets,
-    fit,
-    log_likelihood,
-    plots,
-    preprocessing,
-    rbm,
-    sample,
-)
+from probjax import L2, PersistentDivergence, fit, log_likelihood, plots, rbm, sample
+from probjax.data import GreyLevels, datasets, preprocessing
+from probjax.objectives import Corrupted
 
 FIGURE = Path("out/rbm-pcd.png")
 NUM_HIDDEN, NUM_PARTICLES = 500, 200

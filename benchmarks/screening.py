@@ -12,16 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import Options, Table
-from probjax import (
-    L1,
-    RISE,
-    Data,
-    LogRISE,
-    NodeLikelihood,
-    fit_nodes,
-    ising,
-    screening_strength,
-)
+from probjax import L1, Data, ising
+from probjax.fitting import fit_nodes
+from probjax.objectives import RISE, LogRISE, NodeLikelihood, screening_strength
 
 METHODS = {
     "RISE": (RISE, 0.4),

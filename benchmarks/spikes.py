@@ -28,29 +28,23 @@ from benchmarks.harness import Options, Table, time_together
 from probjax import (
     L2,
     MPF,
-    RISE,
-    AllFlips,
-    BitFlips,
     ContrastiveDivergence,
     Data,
-    Joined,
-    LogRISE,
     MaximumLikelihood,
-    NodeLikelihood,
     PersistentDivergence,
     PseudoLikelihood,
-    RatioMatching,
     exact,
     fit,
-    fit_nodes,
-    goodness,
     ising,
     loss,
-    mean_field,
     plots,
     sample,
-    tap,
 )
+from probjax.connectivity import AllFlips, BitFlips, Joined
+from probjax.diagnostics import goodness
+from probjax.fitting import fit_nodes
+from probjax.models.ising import mean_field, tap
+from probjax.objectives import RISE, LogRISE, NodeLikelihood, RatioMatching
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.reduce import log_mean_exp
 from probjax.plots import BLUE, GREY, ORANGE

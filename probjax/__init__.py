@@ -1,78 +1,52 @@
 """Probabilistic models that cannot be normalised, in JAX.
 
 A model is one function, `energy(params, x)`, of one state; p(x) is proportional to
-exp(-energy). Everything else here works on any such function.
+exp(-energy). Everything else in the library works on any such function.
+
+The names that most programs start with are here. All others are in their rooms, such
+as `probjax.connectivity.BallSteps` or `probjax.objectives.RatioMatching`.
 """
 
 import importlib
+import sys
+from types import ModuleType
 
 from probjax import (
     annealing,
     bases,
+    connectivity,
+    data,
     devices,
     diagnostics,
     exact,
+    fitting,
+    models,
     natural,
+    objectives,
     plots,
     samplers,
 )
 from probjax.annealing import (
     ais,
     ais_until,
-    compare,
     log_likelihood,
     marginal_log_likelihood,
-    reverse_ais,
     sandwich,
 )
 from probjax.apps import interop
-from probjax.apps.progress import annealing_bar, draws_bar, progress_bar, rows_bar
+from probjax.apps.progress import progress_bar
 from probjax.bases import Bernoulli, Gaussian, Laplace
-from probjax.connectivity import (
-    AllFlips,
-    BallSteps,
-    BitFlips,
-    BlockChanges,
-    CubeSteps,
-    GaussianSteps,
-    Hamiltonian,
-    Joined,
-    Listed,
-    Proposal,
-    RandomFlips,
-    SiteChanges,
-)
-from probjax.data import (
-    Blocks,
-    FixedFlips,
-    GreyLevels,
-    IndependentFlips,
-    blocks,
-    datasets,
-    preprocessing,
-    unique_rows,
-)
-from probjax.devices import spread
 from probjax.diagnostics import goodness
 from probjax.fitting import (
-    AnyOf,
     ConvergenceWarning,
     Fit,
-    GradientNorm,
-    Path,
-    Progress,
-    StoppingRule,
     UnboundedWarning,
-    Uncertainty,
-    Validation,
-    charts,
     cross_validate,
     fit,
     fit_path,
     loss,
     uncertainty,
 )
-from probjax.fitting.nodewise import fit_nodes
 from probjax.models import (
     bilinear,
     dbn,
@@ -86,37 +60,23 @@ from probjax.models import (
     potts,
     rbm,
 )
-from probjax.models.ising import SwendsenWang, mean_field, tap
-from probjax.natural import (
-    energy_scores,
-    fit_whitened,
-    natural_gradient,
-    relative_gradient,
-)
-from probjax.objectives.contraction import MinimumKLContraction
-from probjax.objectives.corrupted import Corrupted
-from probjax.objectives.divergence import ContrastiveDivergence, PersistentDivergence
-from probjax.objectives.em import EM
-from probjax.objectives.flow import MPF, PersistentMPF, flow
-from probjax.objectives.likelihood import MaximumLikelihood
-from probjax.objectives.nodes import RISE, LogRISE, NodeLikelihood, screening_strength
-from probjax.objectives.noise_contrastive import NoiseContrast
-from probjax.objectives.penalty import L1, L2, GroupL1
-from probjax.objectives.pseudolikelihood import (
-    ContinuousPseudoLikelihood,
-    PseudoLikelihood,
-    RatioMatching,
-)
-from probjax.objectives.score import (
+from probjax.natural import natural_gradient
+from probjax.objectives import (
+    EM,
+    L1,
+    L2,
+    MPF,
+    ContrastiveDivergence,
     DenoisingScoreMatching,
-    HutchinsonScoreMatching,
+    GroupL1,
+    MaximumLikelihood,
+    NoiseContrast,
+    PersistentDivergence,
+    PersistentMPF,
+    PseudoLikelihood,
     ScoreMatching,
-    ScoreMatchingBySteps,
-    SlicedScoreMatching,
 )
-from probjax.objectives.sparse import Sparse
-from probjax.objectives.velocity import MinimumVelocity
-from probjax.potential import Potential, closed_form, potential
+from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.runs import Checkpoint, Watch, storage
 from probjax.samplers import (
@@ -124,7 +84,6 @@ from probjax.samplers import (
     HeatBath,
     LookAheadHMC,
     Metropolis,
-    Momentum,
     sample,
     sample_mean,
 )
@@ -133,7 +92,6 @@ from probjax.types import (
     Chart,
     Connectivity,
     Data,
-    Info,
     Objective,
     Penalty,
     Sampler,
@@ -150,134 +108,98 @@ def __getattr__(name):
 
 
 __all__ = [
-    "AllFlips",
-    "AnyOf",
-    "Base",
-    "Chart",
-    "Connectivity",
-    "GradientNorm",
-    "Info",
-    "Objective",
-    "Penalty",
-    "Sampler",
-    "StoppingRule",
-    "Watch",
-    "BallSteps",
-    "Bernoulli",
-    "BitFlips",
-    "BlockChanges",
-    "Blocks",
-    "Checkpoint",
-    "ContinuousPseudoLikelihood",
-    "ContrastiveDivergence",
-    "ConvergenceWarning",
-    "CubeSteps",
-    "Data",
-    "EM",
-    "DenoisingScoreMatching",
-    "Fit",
-    "FixedFlips",
-    "Gaussian",
-    "GaussianSteps",
-    "GreyLevels",
-    "GroupL1",
-    "HMC",
-    "Hamiltonian",
-    "HeatBath",
-    "HutchinsonScoreMatching",
-    "IndependentFlips",
-    "Joined",
-    "L1",
-    "L2",
-    "Laplace",
-    "Listed",
-    "LogRISE",
-    "LookAheadHMC",
-    "MPF",
-    "MaximumLikelihood",
-    "Metropolis",
-    "MinimumKLContraction",
-    "MinimumVelocity",
-    "Momentum",
-    "NodeLikelihood",
-    "NoiseContrast",
-    "Path",
-    "PersistentDivergence",
-    "PersistentMPF",
-    "Potential",
-    "Progress",
-    "Proposal",
-    "PseudoLikelihood",
-    "RISE",
-    "RandomFlips",
-    "RatioMatching",
-    "ScoreMatching",
-    "ScoreMatchingBySteps",
-    "SiteChanges",
-    "SlicedScoreMatching",
-    "SwendsenWang",
-    "UnboundedWarning",
-    "Uncertainty",
-    "Validation",
     "ais",
     "ais_until",
     "annealing",
-    "annealing_bar",
+    "Base",
     "bases",
+    "Bernoulli",
     "bilinear",
-    "blocks",
-    "charts",
+    "Chart",
+    "Checkpoint",
     "closed_form",
-    "compare",
+    "Connectivity",
+    "connectivity",
+    "ContrastiveDivergence",
+    "ConvergenceWarning",
     "cross_validate",
-    "datasets",
+    "Data",
+    "data",
     "dbn",
+    "DenoisingScoreMatching",
     "devices",
     "diagnostics",
-    "draws_bar",
+    "EM",
     "exact",
     "experts",
+    "Fit",
     "fit",
-    "fit_nodes",
     "fit_path",
-    "flow",
+    "fitting",
+    "Gaussian",
     "gaussian_rbm",
     "goodness",
+    "GroupL1",
+    "HeatBath",
+    "HMC",
+    "hopfield",
     "ica",
     "interop",
-    "natural",
-    "natural_gradient",
-    "energy_scores",
-    "fit_whitened",
-    "relative_gradient",
     "ising",
-    "hopfield",
-    "Corrupted",
-    "Sparse",
+    "L1",
+    "L2",
+    "Laplace",
     "linear",
     "log_likelihood",
+    "LookAheadHMC",
     "loss",
     "marginal_log_likelihood",
+    "MaximumLikelihood",
     "mcrbm",
-    "mean_field",
+    "Metropolis",
+    "models",
+    "MPF",
+    "natural",
+    "natural_gradient",
+    "NoiseContrast",
+    "Objective",
+    "objectives",
+    "Penalty",
+    "PersistentDivergence",
+    "PersistentMPF",
     "plots",
-    "potential",
     "potts",
-    "preprocessing",
     "progress_bar",
-    "rows_bar",
+    "PseudoLikelihood",
     "rbm",
     "recipe",
-    "reverse_ais",
     "sample",
     "sample_mean",
+    "Sampler",
     "samplers",
     "sandwich",
-    "screening_strength",
-    "spread",
+    "ScoreMatching",
     "static",
     "storage",
-    "tap",
+    "UnboundedWarning",
     "uncertainty",
-    "unique_rows",
+    "Watch",
 ]
+
+
+def _list_own_names(module: ModuleType) -> None:
+    """Make `dir(module)` list what the module exports or defines, not its imports."""
+    exported = vars(module).get("__all__")
+    if exported is None:
+        exported = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+        ]
+    names = sorted([*exported, *(n for n in vars(module) if n.startswith("__"))])
+    module.__dir__ = lambda: names
+
+
+for _name in [name for name in sys.modules if name.split(".")[0] == "probjax"]:
+    _list_own_names(sys.modules[_name])

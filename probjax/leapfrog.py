@@ -50,7 +50,7 @@ class Bounds:
 
     What would cross a bound, as in `HMC(0.5, bounds=Bounds(lower=0.0))`, is reflected:
 
-    >>> space = Space(bounds=Bounds(lower=0.0))
+    >>> space = Geometry(bounds=Bounds(lower=0.0))
     >>> x, v = space.drift(jnp.array([1.0]), jnp.array([-3.0]), 1.0)
     >>> x.tolist(), v.tolist()
     ([2.0], [3.0])
@@ -78,7 +78,7 @@ class Bounds:
 
 
 @recipe
-class Space:
+class Geometry:
     """The metric and the bounds of a state; None for none."""
 
     metric: Float[Array, "..."] | None = None
@@ -111,7 +111,7 @@ class Integrator(Protocol):
 
     def __call__(
         self,
-        space: Space,
+        space: Geometry,
         potential: Potential,
         phase: Phase,
         step_size: Scalar,
@@ -151,7 +151,7 @@ def phase_at(potential: Potential, x: State, v: Float[Array, " n"]) -> Phase:
 
 
 def kick_drift_kick(
-    space: Space,
+    space: Geometry,
     potential: Potential,
     phase: Phase,
     step_size: Scalar,
@@ -159,12 +159,12 @@ def kick_drift_kick(
 ) -> Phase:
     """Leapfrog steps that begin and end with half a kick: one evaluation each.
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
     >>> model = potential(energy, 1.0)
     >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
-    >>> end = kick_drift_kick(Space(), model, start, 1.0, 1)
+    >>> end = kick_drift_kick(Geometry(), model, start, 1.0, 1)
     >>> end.x.tolist(), end.v.tolist()  # v = -1/2, x = 1/2, v = -3/4
     ([0.5], [-0.75])
     """
@@ -180,7 +180,7 @@ def kick_drift_kick(
 
 
 def drift_kick_drift(
-    space: Space,
+    space: Geometry,
     potential: Potential,
     phase: Phase,
     step_size: Scalar,
@@ -189,12 +189,12 @@ def drift_kick_drift(
     """Leapfrog steps that begin and end with half a drift: one evaluation each, and
     one at the end.
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
     >>> model = potential(energy, 1.0)
     >>> start = phase_at(model, jnp.array([1.0]), jnp.array([0.0]))
-    >>> end = drift_kick_drift(Space(), model, start, 1.0, 1)
+    >>> end = drift_kick_drift(Geometry(), model, start, 1.0, 1)
     >>> end.x.tolist(), end.v.tolist()  # x = 1, v = -1, x = 1/2
     ([0.5], [-1.0])
     """

@@ -40,7 +40,7 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
     exp(-E) from having a finite integral, likewise.
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> def gaps(bias, x):
     ...     return bias * (2 * x - 1)
     >>> @closed_form(flip_gaps=gaps)

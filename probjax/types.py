@@ -93,7 +93,7 @@ class Data(NamedTuple):
 class Context(NamedTuple):
     """What an objective keeps between the steps of a round.
 
-    >>> from probjax import HutchinsonScoreMatching
+    >>> from probjax.objectives import HutchinsonScoreMatching
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
     >>> objective = HutchinsonScoreMatching(energy, num_draws=5)
@@ -111,7 +111,7 @@ class Context(NamedTuple):
 class Neighbours(NamedTuple):
     """The states one state exchanges probability with.
 
-    >>> from probjax import BitFlips
+    >>> from probjax.connectivity import BitFlips
     >>> near = BitFlips().states(jnp.array([0.0, 1.0]), ())
     >>> near.x.tolist(), near.weight.tolist()
     ([[1.0, 1.0], [0.0, 0.0]], [1.0, 1.0])
@@ -132,7 +132,8 @@ class Gaps(NamedTuple):
     Neighbours are in the order of `Neighbours`; those of a site with several letters,
     which exclude each other, share a row: the shape is `(k,)` or `(site, letter)`.
 
-    >>> from probjax import BitFlips, potential
+    >>> from probjax.connectivity import BitFlips
+    >>> from probjax.potential import potential
     >>> def energy(bias, x):
     ...     return bias @ x
     >>> model = potential(energy, jnp.array([1.0, 3.0]))
@@ -154,7 +155,7 @@ of these; "any" for what is not known or does not matter."""
 class Connectivity(ABC):
     """Rule that says which states exchange probability directly with a state.
 
-    >>> from probjax import AllFlips
+    >>> from probjax.connectivity import AllFlips
     >>> flips = AllFlips()
     >>> x = flips.prepare(jnp.array([[0, 1]]))[0]
     >>> moves = flips.draw(jax.random.key(0), None, x)
@@ -304,7 +305,8 @@ def check_info(info: Any) -> Info:
     """Raise if a sampler's report is not an `Info`; return it in floating numbers."""
     if not isinstance(info, Info):
         raise ValueError(
-            f"a step of a sampler must report a probjax.Info, got {type(info).__name__}"
+            "a step of a sampler must return a probjax.types.Info, "
+            f"got {type(info).__name__}"
         )
     return jax.tree.map(floating, info)
 
@@ -315,7 +317,8 @@ class Sampler(ABC):
     A sampler's state has the current state as its `x`. It may cache what holds for all
     weights of a potential; after the parameters have changed, call `init` again.
 
-    >>> from probjax import HeatBath, ising, potential
+    >>> from probjax import HeatBath, ising
+    >>> from probjax.potential import potential
     >>> model = potential(ising.energy, ising.from_matrix([[-99.0]]))
     >>> x = HeatBath().prepare(model, jnp.array([[0]]))[0]
     >>> state = HeatBath().init(jax.random.key(0), model, x)

@@ -29,18 +29,17 @@ from probjax import (
     HeatBath,
     Watch,
     ais,
-    blocks,
     fit,
     ising,
     linear,
     marginal_log_likelihood,
     random,
-    reverse_ais,
     sample,
     sample_mean,
     storage,
-    unique_rows,
 )
+from probjax.annealing import reverse_ais
+from probjax.data import blocks, unique_rows
 from probjax.devices import each, on_host, spread
 from probjax.fitting import uncertainty
 from probjax.runs import checkpoint

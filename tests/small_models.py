@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax import Data, Objective, StoppingRule, ising, recipe
+from probjax import Data, Objective, ising, recipe
+from probjax.fitting import StoppingRule
 from probjax.trees import as_array
 from probjax.types import Context
 

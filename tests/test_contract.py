@@ -18,17 +18,11 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
-    L1,
-    MPF,
-    GaussianSteps,
-    GradientNorm,
-    Potential,
-    PseudoLikelihood,
-    fit,
-    ising,
-)
+from probjax import L1, MPF, PseudoLikelihood, fit, ising
+from probjax.connectivity import GaussianSteps
+from probjax.fitting import GradientNorm
 from probjax.fitting.rounds import advance
+from probjax.potential import Potential
 from probjax.trees import as_array
 
 ADAM = optax.adam(0.05)

@@ -21,7 +21,6 @@ from probjax import (
     NoiseContrast,
     ais,
     bases,
-    energy_scores,
     fit,
     ising,
     linear,
@@ -34,6 +33,7 @@ from probjax import (
     sandwich,
 )
 from probjax.fitting import uncertainty
+from probjax.natural import energy_scores
 from probjax.samplers import tune
 
 pytestmark = pytest.mark.platforms

@@ -18,20 +18,14 @@ from probjax import (
     HMC,
     L1,
     MPF,
-    AllFlips,
     Base,
     Bernoulli,
-    BitFlips,
     Chart,
     Connectivity,
     ContrastiveDivergence,
-    Corrupted,
     Data,
-    FixedFlips,
     Gaussian,
     HeatBath,
-    Info,
-    Joined,
     Metropolis,
     NoiseContrast,
     Objective,
@@ -40,39 +34,42 @@ from probjax import (
     PersistentMPF,
     Sampler,
     ScoreMatching,
-    Sparse,
-    StoppingRule,
     ais,
     ais_until,
     annealing,
     bases,
-    blocks,
-    charts,
     cross_validate,
-    energy_scores,
     fit,
     fit_path,
-    fit_whitened,
     interop,
     ising,
     loss,
     marginal_log_likelihood,
     recipe,
-    reverse_ais,
     sample,
     sample_mean,
     samplers,
     sandwich,
 )
+from probjax.annealing import reverse_ais
+from probjax.connectivity import AllFlips, BitFlips, Joined
+from probjax.data import FixedFlips, blocks
 from probjax.data.corruption import Corruption
-from probjax.fitting import uncertainty
+from probjax.fitting import StoppingRule, charts, uncertainty
 from probjax.fitting.descent import DescentMethod
 from probjax.forwarding import ForwardingObjective, ForwardingSampler
-from probjax.natural import Regulariser, Structure, draws_of
+from probjax.natural import (
+    Regulariser,
+    Structure,
+    draws_of,
+    energy_scores,
+    fit_whitened,
+)
 from probjax.natural.factors import Factor
 from probjax.natural.operators import Linear
+from probjax.objectives import Corrupted, Sparse
 from probjax.trees import as_array
-from probjax.types import Context, Neighbours
+from probjax.types import Context, Info, Neighbours
 
 PACKAGE = Path(probjax.__file__).parent
 INTERFACES = (Base, Chart, Connectivity, Objective, Penalty, Sampler, StoppingRule)
@@ -671,7 +668,7 @@ def test_a_step_must_report_an_info():
         lambda: sample(*ARGS, X, sampler=Odd(), num_draws=1),
         lambda: ais(*ARGS, Gaussian(2), sampler=Odd(), **ANNEAL),
     ):
-        with pytest.raises(ValueError, match="must report a probjax.Info, got Where"):
+        with pytest.raises(ValueError, match="must return a probjax.types.Info, got"):
             call()
     draws = sample(*ARGS, X, sampler=Boolean(), num_draws=1)
     assert np.asarray(draws.info.accept).all()
@@ -698,4 +695,4 @@ def test_what_is_inside_must_inherit_too():
         with pytest.raises(ValueError, match=rf"must inherit from probjax\.{name}, as"):
             call()
     with pytest.raises(ValueError, match="rules must inherit from probjax"):
-        probjax.AnyOf((Duck(),))
+        probjax.fitting.AnyOf((Duck(),))

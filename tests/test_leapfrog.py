@@ -3,22 +3,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import potential
 from probjax.leapfrog import (
     Bounds,
-    Space,
+    Geometry,
     drift_kick_drift,
     hamiltonian,
     kick_drift_kick,
     phase_at,
 )
+from probjax.potential import potential
 
 DENSE = np.array([[0.9, 0.0], [0.4, 1.3]])
 SPACES = {
-    "plain": Space(),
-    "lengths": Space(np.array([0.7, 1.6])),
-    "matrix": Space(DENSE),
-    "bounds": Space(np.array([0.7, 1.6]), Bounds(np.array([-0.2, -np.inf]), 0.9)),
+    "plain": Geometry(),
+    "lengths": Geometry(np.array([0.7, 1.6])),
+    "matrix": Geometry(DENSE),
+    "bounds": Geometry(np.array([0.7, 1.6]), Bounds(np.array([-0.2, -np.inf]), 0.9)),
 }
 
 
@@ -61,7 +61,7 @@ def test_leapfrog_is_of_second_order_and_knows_where_it_ends(integrator, x64):
     model = potential(banana, jnp.asarray(1.5))
     begin = phase_at(model, start[:2], start[2:])
     ends = [
-        integrator(Space(), model, begin, jnp.asarray(0.2 / 2**k), 5 * 2**k)
+        integrator(Geometry(), model, begin, jnp.asarray(0.2 / 2**k), 5 * 2**k)
         for k in (1, 2, 3)
     ]
     drifts = [hamiltonian(model, e) - hamiltonian(model, begin) for e in ends]
@@ -82,16 +82,16 @@ def test_metric_is_a_change_of_coordinates(x64):
     v = jnp.array([-1.1, 0.7])
     y = jnp.array([0.4, 0.2])
     mine = kick_drift_kick(
-        Space(jnp.asarray(DENSE)), model, phase_at(model, DENSE @ y, v), 0.1, 4
+        Geometry(jnp.asarray(DENSE)), model, phase_at(model, DENSE @ y, v), 0.1, 4
     )
     other = potential(stretched, jnp.asarray(1.5))
-    plain = kick_drift_kick(Space(), other, phase_at(other, y, v), 0.1, 4)
+    plain = kick_drift_kick(Geometry(), other, phase_at(other, y, v), 0.1, 4)
     np.testing.assert_allclose(mine.x, DENSE @ plain.x, rtol=1e-12)
     np.testing.assert_allclose(mine.v, plain.v, rtol=1e-12)
 
 
 def test_bounds_fold_a_free_flight(x64):
-    space = Space(
+    space = Geometry(
         None,
         Bounds(
             np.array([0.0, 0, -np.inf, -np.inf]), np.array([1.0, np.inf, 2, np.inf])

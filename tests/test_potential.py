@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from small_models import cubic_energy, cubic_params, plain_energy, random_ising
 
-from probjax import Potential, ising, potential
+from probjax import ising
+from probjax.potential import Potential, potential
 from probjax.trees import as_array
 
 SIZE = 5

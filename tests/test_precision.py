@@ -13,12 +13,10 @@ from small_models import random_ising
 from probjax import (
     HMC,
     MPF,
-    BitFlips,
     Gaussian,
     HeatBath,
     ScoreMatching,
     ais,
-    energy_scores,
     fit,
     ising,
     log_likelihood,
@@ -28,7 +26,9 @@ from probjax import (
     samplers,
     sandwich,
 )
+from probjax.connectivity import BitFlips
 from probjax.fitting import uncertainty
+from probjax.natural import energy_scores
 from probjax.trees import as_array
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -1,6 +1,7 @@
 """The tree of the package: what each room may import."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,17 @@ def test_a_room_imports_only_rooms_above_it(room):
 
 def test_few_modules_lie_flat():
     assert len(list(PACKAGE.glob("*.py"))) <= 16
+
+
+def test_top_level_is_short_and_sorted():
+    names = probjax.__all__
+    assert names == sorted(names, key=str.lower)
+    assert len(names) <= 80
+
+
+@pytest.mark.parametrize("name", ["probjax", "probjax.fitting", "probjax.models.potts"])
+def test_dir_lists_own_names_only(name):
+    module = importlib.import_module(name)
+    shown = {each for each in dir(module) if not each.startswith("__")}
+    assert not shown & {"jax", "jnp", "np", "Array", "NamedTuple", "Any", "importlib"}
+    assert {"energy", "fit"} & shown

@@ -15,7 +15,7 @@ from probjax.annealing.paths import (
     towards_one,
 )
 from probjax.annealing.pilot import Pilot
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 
 __all__ = [
     "ais",
@@ -31,7 +31,7 @@ __all__ = [
     "marginal_log_likelihood",
     "Path",
     "Pilot",
-    "Plan",
+    "Schedule",
     "reverse_ais",
     "RowsDone",
     "sandwich",

@@ -40,7 +40,7 @@ from probjax.annealing.planning import (
     make_plan,
     started,
 )
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_key, check_role, warn
 from probjax.devices import check_even
@@ -91,7 +91,7 @@ def ais(
             of the particles are effective. None never does. It is the one thing that
             moves particles from device to device.
         watch: callback and checkpoint. The callback receives the estimate so far, by
-            default every 1,000 distributions; see also `annealing_bar(num_steps)`.
+            default every 1,000 distributions; see also `progress_bar`.
 
     >>> from probjax import Bernoulli, HeatBath, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
@@ -212,7 +212,7 @@ class Settings(NamedTuple):
     betas: Array | None = None
     resample_below: float | None = None
 
-    def plan(self, key: PRNGKeyArray) -> Plan:
+    def plan(self, key: PRNGKeyArray) -> Schedule:
         """Make the plan of the run."""
         return make_plan(
             key,
@@ -223,7 +223,7 @@ class Settings(NamedTuple):
             num_particles=max(self.num_particles, LEAST_PARTICLES),
         )
 
-    def course(self, plan: Plan, backwards: bool = False) -> Course:
+    def course(self, plan: Schedule, backwards: bool = False) -> Course:
         """Return all of the run except its particles."""
         is_like_its_pilot = (
             self.num_particles >= LEAST_PARTICLES
@@ -253,7 +253,7 @@ def forward_job(key: PRNGKeyArray, settings: Settings) -> Job:
 
 
 def reverse_job(
-    key: PRNGKeyArray, settings: Settings, x: State, plan: Callable[[], Plan]
+    key: PRNGKeyArray, settings: Settings, x: State, plan: Callable[[], Schedule]
 ) -> Job:
     """Describe a run from draws of the target to the base."""
     keys = random.keys_of(key, settings.num_particles)
@@ -267,9 +267,9 @@ def reverse_job(
 
 
 def annealing_job(
-    course: Callable[[Plan], Course],
+    course: Callable[[Schedule], Course],
     keys: PRNGKeyArray,
-    begin: Callable[[], tuple[Plan, Particles]],
+    begin: Callable[[], tuple[Schedule, Particles]],
 ) -> Job:
     """Describe a run of particles, whose state is its plan and where they are."""
 

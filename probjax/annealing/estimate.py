@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from probjax.annealing.particles import NUM_BINS, Course, Particles
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.types import (
     Array,
     Float,
@@ -50,7 +50,7 @@ class Annealed(NamedTuple):
     """Where the particles are, leaves `(particle, ...)`."""
     accept: Float[Array, " bin"]
     """The mean acceptance along the way, in equal parts of its steps."""
-    plan: Plan
+    plan: Schedule
     """The schedule and the sampler's steps."""
     particles: Particles
     """All that is needed to go on."""

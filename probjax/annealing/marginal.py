@@ -25,7 +25,7 @@ from probjax.annealing.particles import Course, Particles
 from probjax.annealing.paths import Geometric, check_schedule
 from probjax.annealing.pilot import Pilot
 from probjax.annealing.planning import advanced, make_plan
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_key
 from probjax.data.chunks import take
@@ -96,7 +96,7 @@ def marginal_log_likelihood(
             rounding.
         watch: callback and checkpoint. The callback receives a `RowsDone`, by default
             every 1,000 distributions of a chunk and at its end; see also
-            `rows_bar(num_rows)`. It must not return True: there is no mean of some of
+            `progress_bar`. It must not return True: there is no mean of some of
             the rows.
 
     >>> from probjax import Bernoulli, HeatBath
@@ -175,7 +175,7 @@ class _Rows(NamedTuple):
 class _Run(NamedTuple):
     """State of a run."""
 
-    plan: Plan
+    plan: Schedule
     first: Array
     """Number of the first row of the current chunk."""
     keys: PRNGKeyArray
@@ -200,7 +200,7 @@ class _Chunks(NamedTuple):
         chosen = jnp.arange(PILOT_GROUPS) * self.num_rows // PILOT_GROUPS
         return self._given(jnp.repeat(chosen, PILOT_PARTICLES))
 
-    def start(self, plan: Plan) -> _Run:
+    def start(self, plan: Schedule) -> _Run:
         """Create the state before the first chunk."""
         keys, particles = self._begin(plan, 0)
         of_chunk = partial(_rows_of, num_particles=self.num_particles)

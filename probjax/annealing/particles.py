@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from probjax import random
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Tuning
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
@@ -49,7 +49,7 @@ class Course:
     """All of a run except its particles."""
 
     bridge: Bridge
-    plan: Plan
+    plan: Schedule
     adaptation: Adaptation | None = None
     """How a pilot adapts the sampler; None if the run has no pilot."""
     resample_below: float | None = None

@@ -2,7 +2,7 @@
 
 The step size follows the particles' mean acceptance, with the metric of their spread a
 little earlier, and the spread of E_0 - E_1 is noted: what was seen, knot by knot, is
-what a `Plan` is made of. See `probjax.annealing.planning`.
+what a `Schedule` is made of. See `probjax.annealing.planning`.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, nearer
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
@@ -127,7 +127,7 @@ class Adaptation:
             metric = jax.lax.cond(self.active, lambda: self._metric(x), lambda: metric)
         return Tuning(tuning.log_step, metric, total, scatter)
 
-    def current(self, tuning: Tuning, plan: Plan, beta: Scalar) -> Sampler:
+    def current(self, tuning: Tuning, plan: Schedule, beta: Scalar) -> Sampler:
         """Return the sampler as it is now, or as planned if nothing is adapted."""
         if tuning.log_step is None:
             return self.sampler

@@ -26,7 +26,7 @@ from probjax.annealing.bridge import Bridge
 from probjax.annealing.particles import Course, Particles
 from probjax.annealing.paths import spaced_towards_one
 from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Pilot
-from probjax.annealing.schedule import Plan
+from probjax.annealing.schedule import Schedule
 from probjax.bases.checks import check_states
 from probjax.checks import is_concrete, is_eager, namespace
 from probjax.devices import on_host
@@ -49,7 +49,7 @@ def make_plan(
     betas: Array | None,
     num_particles: int,
     num_groups: int = 1,
-) -> Plan:
+) -> Schedule:
     """Make the plan of `num_steps` distributions, as a pilot suggests if there is one.
 
     Args:
@@ -68,7 +68,7 @@ def _made(key, bridge, pilot, num_steps, betas, num_particles, num_groups):
     count = np.asarray(num_steps, np.int32)
     if pilot is None or num_steps == 1 or (betas is not None and not adapts):
         equal = np.array([0.0, 1.0], jnp.result_type(float))
-        return Plan(equal, num_steps=count) if betas is None else Plan(betas)
+        return Schedule(equal, num_steps=count) if betas is None else Schedule(betas)
     adaptation = Adaptation(pilot, bridge.sampler, num_groups, active=True)
     share = int(np.clip(int(pilot.share * num_steps), LEAST_STEPS, MOST_STEPS))
     found = _explored(key, bridge, adaptation, share, num_particles)
@@ -99,16 +99,16 @@ def _blank(tuning):
     kind = tuning.scatter.dtype
     table = spaced_towards_one(NUM_CELLS).astype(kind)
     if tuning.log_step is None:
-        return Plan(table)
+        return Schedule(table)
 
     def room(leaf):
         return np.zeros((NUM_KNOTS, *leaf.shape), leaf.dtype)
 
     settings = jax.tree.map(room, (tuning.log_step, tuning.metric))
-    return Plan(table, np.linspace(0, 1, NUM_KNOTS, dtype=kind), *settings)
+    return Schedule(table, np.linspace(0, 1, NUM_KNOTS, dtype=kind), *settings)
 
 
-def _planned(found: Any) -> Plan:
+def _planned(found: Any) -> Schedule:
     """Return a plan in which the scatter adds up evenly, in part as the pilot's."""
     settings = (None, None, None)
     if found.log_step is not None:
@@ -116,7 +116,7 @@ def _planned(found: Any) -> Plan:
     if is_concrete(found):
         # By NumPy, which compiles nothing.
         found = jax.tree.map(on_host, found._replace(metric=None))
-    return Plan(_table(found), *settings)
+    return Schedule(_table(found), *settings)
 
 
 def _table(found):

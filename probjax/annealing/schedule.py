@@ -17,12 +17,13 @@ from probjax.trees import as_array
 from probjax.types import Array, Float, Sampler, Scalar
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """A schedule, and the settings of a sampler along it.
 
     >>> from probjax import HMC
     >>> knots, log_step = jnp.array([0.0, 1.0]), jnp.log(jnp.array([1.0, 4.0]))
-    >>> plan = Plan(jnp.array([0.0, 1.0]), knots, log_step, metric=None, num_steps=4)
+    >>> shape = jnp.array([0.0, 1.0])
+    >>> plan = Schedule(shape, knots, log_step, metric=None, num_steps=4)
     >>> plan.betas.tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     >>> round(float(plan.sampler(HMC(1.0), jnp.asarray(0.5)).step_size), 4)

@@ -47,7 +47,7 @@ NUM_PARTICLES, NUM_CHAINS, NUM_WARMUP, THIN, BLOCK = 200, 200, 1000, 10, 256
 Independent = Bernoulli | Categorical
 
 
-class Space(NamedTuple):
+class StateSpace(NamedTuple):
     """The states of a model."""
 
     size: int
@@ -60,7 +60,7 @@ class Family(NamedTuple):
     """A kind of model."""
 
     energy: Energy
-    space: Callable[[Params], Space]
+    space: Callable[[Params], StateSpace]
     """Where its states are."""
     log2_terms: Callable[[Params], float]
     """The logarithm of how many terms its partition function is summed by."""
@@ -320,20 +320,20 @@ def _energies(energy, params, x):
     return jax.vmap(energy, (None, 0))(params, x)
 
 
-def _ising_space(params: ising.Params) -> Space:
-    return Space(len(params.bias), 2)
+def _ising_space(params: ising.Params) -> StateSpace:
+    return StateSpace(len(params.bias), 2)
 
 
-def _hopfield_space(params: hopfield.Params) -> Space:
-    return Space(len(params.threshold), 2)
+def _hopfield_space(params: hopfield.Params) -> StateSpace:
+    return StateSpace(len(params.threshold), 2)
 
 
-def _potts_space(params: potts.Params) -> Space:
-    return Space(*params.field.shape)
+def _potts_space(params: potts.Params) -> StateSpace:
+    return StateSpace(*params.field.shape)
 
 
-def _rbm_space(params: rbm.Params) -> Space:
-    return Space(len(params.visible_bias), 2)
+def _rbm_space(params: rbm.Params) -> StateSpace:
+    return StateSpace(len(params.visible_bias), 2)
 
 
 def _smaller_layer(params: rbm.Params) -> float:

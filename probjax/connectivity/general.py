@@ -87,7 +87,7 @@ class Proposal(Connectivity):
 
     Among draws of the model itself all gaps vanish:
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> def energy(scale, x):
     ...     return jnp.sum((x / scale) ** 2) / 2
     >>> def propose(key, scale, x):
@@ -156,7 +156,7 @@ class Proposal(Connectivity):
 class Joined(Connectivity):
     """The neighbours of every member together, a state reached twice counted twice.
 
-    >>> from probjax import AllFlips, BitFlips
+    >>> from probjax.connectivity import AllFlips, BitFlips
     >>> both = Joined((BitFlips(), AllFlips()))
     >>> both.states(jnp.array([0.0, 1.0]), ((), ())).x.tolist()
     [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]

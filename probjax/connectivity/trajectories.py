@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count
 from probjax.leapfrog import (
     DIVERGENT,
-    Space,
+    Geometry,
     check_metric,
     check_step_size,
     hamiltonian,
@@ -45,7 +45,7 @@ from probjax.types import (
 )
 
 
-class Ends(NamedTuple):
+class TrajectoryEnd(NamedTuple):
     """Where trajectories ended."""
 
     x: State
@@ -68,7 +68,7 @@ class Hamiltonian(Connectivity):
 
     Along dynamics of the model itself gaps all but vanish:
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
     >>> ends, model, x = Hamiltonian(0.1), potential(energy, 1.0), jnp.ones(2)
@@ -96,10 +96,12 @@ class Hamiltonian(Connectivity):
         check_metric(self.metric, num_sites(x))
         return x
 
-    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Ends:
+    def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> TrajectoryEnd:
         flat, _ = ravel_pytree(x)
         kind = flat.dtype
-        space = Space(None if self.metric is None else jnp.asarray(self.metric, kind))
+        space = Geometry(
+            None if self.metric is None else jnp.asarray(self.metric, kind)
+        )
         step_size = jnp.asarray(self.step_size, kind)
 
         def one(v):
@@ -111,10 +113,12 @@ class Hamiltonian(Connectivity):
             stayed = ~(jnp.abs(rise) < DIVERGENT)
             there = jax.tree.map(lambda a, b: jnp.where(stayed, a, b), x, end.x)
             share = jnp.where(stayed, 0, 1 / self.num_draws)
-            return Ends(there, jnp.where(stayed, 0, log_ratio), share.astype(kind))
+            return TrajectoryEnd(
+                there, jnp.where(stayed, 0, log_ratio), share.astype(kind)
+            )
 
         momenta = jax.random.normal(key, (self.num_draws, flat.size), kind)
         return jax.lax.stop_gradient(jax.vmap(one)(momenta))
 
-    def states(self, x: State, moves: Ends) -> Neighbours:
+    def states(self, x: State, moves: TrajectoryEnd) -> Neighbours:
         return Neighbours(moves.x, moves.log_ratio, moves.weight)

@@ -143,7 +143,7 @@ def from_file(
     return from_array(x, weights=weights, rows_per_block=rows_per_block, decode=decode)
 
 
-class Moments(NamedTuple):
+class ColumnMoments(NamedTuple):
     """What a pass over rows adds up.
 
     >>> mean, weight = moments(from_array(np.eye(4)))
@@ -157,7 +157,7 @@ class Moments(NamedTuple):
     """The weight of all rows; without weights, their number."""
 
 
-def moments(source: Blocks) -> Moments:
+def moments(source: Blocks) -> ColumnMoments:
     """The mean row, in one pass: `ising.centred_at(*blocks.moments(source))`.
 
     >>> moments(from_array(np.eye(2), weights=[3.0, 1.0])).mean.tolist()
@@ -179,7 +179,7 @@ def _moments(decode, block):
     weight = weights.sum()
     # A block of no weight at all has no mean, and must not make one of NaN.
     mean = mean_of_observed(Data(x, weights + (weight == 0)))
-    return Moments(mean, weight)
+    return ColumnMoments(mean, weight)
 
 
 @jax.jit
@@ -187,7 +187,7 @@ def _joined(first, second):
     weight = first.weight + second.weight
     share = second.weight / jnp.where(weight > 0, weight, 1)
     mean = jax.tree.map(lambda a, b: a + share * (b - a), first.mean, second.mean)
-    return Moments(mean, weight)
+    return ColumnMoments(mean, weight)
 
 
 class Block(NamedTuple):

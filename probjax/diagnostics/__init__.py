@@ -1,5 +1,6 @@
 """Whether what was drawn is to be trusted, in numbers and in words."""
 
+from probjax.diagnostics import goodness
 from probjax.diagnostics.chains import (
     autocorrelation_time,
     autocovariance,
@@ -20,6 +21,7 @@ __all__ = [
     "ess",
     "ess_mean",
     "ess_tail",
+    "goodness",
     "importance_ess",
     "mcse",
     "rhat",

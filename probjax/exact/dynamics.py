@@ -30,7 +30,8 @@ LIMIT = 2**12
 class Spectrum(NamedTuple):
     """The flow as modes that decay independently.
 
-    >>> from probjax import BitFlips, ising
+    >>> from probjax import ising
+    >>> from probjax.connectivity import BitFlips
     >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
     >>> flow.values.round().tolist(), flow.diagonal.round().tolist()
     ([0.0, -2.0], [-1.0, -1.0])
@@ -60,7 +61,8 @@ def flow_matrix(
         connectivity: one without random moves; a neighbour of weight w and log ratio r
             counts g = w exp(r / 2), and states are not their own neighbours.
 
-    >>> from probjax import BitFlips, ising
+    >>> from probjax import ising
+    >>> from probjax.connectivity import BitFlips
     >>> flat = ising.from_matrix([[0.0]])
     >>> flow_matrix(ising.energy, flat, BitFlips(), 1).tolist()
     [[-1.0, 1.0], [1.0, -1.0]]
@@ -81,7 +83,8 @@ def spectrum(
 
     Arguments are those of `flow_matrix`.
 
-    >>> from probjax import BitFlips, ising
+    >>> from probjax import ising
+    >>> from probjax.connectivity import BitFlips
     >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
     >>> flow.values.round().tolist()
     [0.0, -2.0]
@@ -103,7 +106,8 @@ def evolve(
     probability to that of the states where p(0) starts, whatever `t`: use float64, and
     do not start from states of probability under 1e-16.
 
-    >>> from probjax import BitFlips, ising
+    >>> from probjax import ising
+    >>> from probjax.connectivity import BitFlips
     >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
     >>> p = evolve(flow, jnp.array([1.0, 0.0]), jnp.log(2.0) / 2)  # exp(-2 t) is a half
     >>> [round(float(each), 3) for each in p]
@@ -128,7 +132,8 @@ def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
     Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF". In this form
     no assumption about flow between data states is needed.
 
-    >>> from probjax import BitFlips, ising
+    >>> from probjax import ising
+    >>> from probjax.connectivity import BitFlips
     >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
     >>> [round(float(p), 3) for p in jnp.exp(log_prob_bound(flow))]
     [0.5, 0.5]

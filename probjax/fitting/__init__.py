@@ -9,7 +9,8 @@ from probjax.fitting.fit import (
     fit,
     loss,
 )
-from probjax.fitting.path import Path, fit_path
+from probjax.fitting.nodewise import fit_nodes
+from probjax.fitting.path import RegularisationPath, fit_path
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.fitting.uncertainty import Uncertainty, uncertainty
 
@@ -20,10 +21,11 @@ __all__ = [
     "cross_validate",
     "Fit",
     "fit",
+    "fit_nodes",
     "fit_path",
     "GradientNorm",
     "loss",
-    "Path",
+    "RegularisationPath",
     "Progress",
     "StoppingRule",
     "UnboundedWarning",

@@ -19,7 +19,7 @@ import numpy as np
 from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import loss
-from probjax.fitting.path import Path, fit_path
+from probjax.fitting.path import RegularisationPath, fit_path
 from probjax.fitting.stopping import StoppingRule
 from probjax.types import (
     Array,
@@ -38,8 +38,8 @@ from probjax.types import (
 class Validation(NamedTuple):
     """The outcome of `cross_validate`.
 
-    >>> from probjax import Path
-    >>> path = Path(jnp.array([1.0, 0.1, 0.01]), jnp.zeros(3), *[jnp.ones(3)] * 3)
+    >>> strengths, ones = jnp.array([1.0, 0.1, 0.01]), jnp.ones(3)
+    >>> path = RegularisationPath(strengths, jnp.zeros(3), ones, ones, ones)
     >>> found = Validation(jnp.array([[3.0, 1.0, 1.5], [5.0, 1.0, 1.5]]), path)
     >>> found.mean.tolist(), found.best
     ([4.0, 1.0, 1.5], 1)
@@ -47,7 +47,7 @@ class Validation(NamedTuple):
 
     scores: Float[Array, "fold n"]
     """The loss on each fold of the fits to the others, without the penalty."""
-    path: Path
+    path: RegularisationPath
     """The fits to all data, `path.at(best)` above all."""
 
     @property

@@ -36,7 +36,7 @@ from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.fitting.minibatches import rows_per_round
 from probjax.fitting.out_of_core import check_context, out_of_core
 from probjax.fitting.rounds import (
-    Plan,
+    RoundsPlan,
     Run,
     advance_compiled,
     has_ended,
@@ -158,7 +158,7 @@ def fit(
     [1.0, 3.0]
     """
     asked = dict(locals())
-    plan = Plan(
+    plan = RoundsPlan(
         objective=objective,
         penalty=penalty,
         chart=chart,
@@ -175,7 +175,7 @@ def fit(
 
 def fit_job(
     key: PRNGKeyArray,
-    plan: Plan,
+    plan: RoundsPlan,
     params: Params,
     data: PyTree | Data | Blocks,
     watch: Watch | None,

@@ -46,7 +46,8 @@ def fit_nodes(
         A `Fit` whose leaves have a leading axis of units; of its `params`, those that a
         unit's own loss depends on have meaning.
 
-    >>> from probjax import LogRISE, exact, ising
+    >>> from probjax import exact, ising
+    >>> from probjax.objectives import LogRISE
     >>> truth = ising.from_matrix([[0.5, -1.0], [-1.0, 0.25]])
     >>> chances = jnp.exp(exact.log_probs(ising.energy, truth, 2))
     >>> start, rows = ising.init(jax.random.key(0), 2), Data(exact.states(2), chances)

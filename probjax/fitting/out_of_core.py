@@ -25,7 +25,7 @@ from probjax.devices import placed
 from probjax.fitting.descent import Problem
 from probjax.fitting.loss import loss_over_rows, merged, no_rows
 from probjax.fitting.rounds import (
-    Plan,
+    RoundsPlan,
     Run,
     at_rest,
     begin_round,
@@ -42,7 +42,7 @@ from probjax.types import Data, Objective, Params, PRNGKeyArray, PyTree, has_sta
 
 
 def out_of_core(
-    plan: Plan, key: PRNGKeyArray, params: Params, known: Surveyed
+    plan: RoundsPlan, key: PRNGKeyArray, params: Params, known: Surveyed
 ) -> tuple[Callable[[], Run], Callable[[Run, int], Run]]:
     """Return what starts a fit over blocks of rows, and what advances it to a step."""
     decode, first = known.source.decode, known.first
@@ -117,7 +117,7 @@ def _begin_round(decode, plan, key, run, params, first):
     return begin_round(_of_all_rows(plan), key, run, params, data)
 
 
-def _of_all_rows(plan: Plan) -> Plan:
+def _of_all_rows(plan: RoundsPlan) -> RoundsPlan:
     """The plan without minibatches, which are not dealt from one deck here."""
     return dataclasses.replace(plan, batch_size=None, rows_per_round=None)
 

@@ -38,12 +38,12 @@ from probjax.types import (
 _STILL = optax.sgd(0.0)
 
 
-class Path(NamedTuple):
+class RegularisationPath(NamedTuple):
     """The outcome of `fit_path`, one entry for each strength.
 
     >>> strengths, params = jnp.array([1.0, 0.1]), jnp.array([[0.0, 0.0], [0.0, 2.0]])
     >>> losses, num_nonzero = jnp.array([3.0, 2.0]), jnp.array([0, 1])
-    >>> path = Path(strengths, params, losses, num_nonzero, converged=losses > 0)
+    >>> path = RegularisationPath(strengths, params, losses, num_nonzero, losses > 0)
     >>> path.at(-1).tolist()
     [0.0, 2.0]
     """
@@ -80,7 +80,7 @@ def fit_path(
     steps_per_round: int = 2000,
     stop: StoppingRule | None = None,
     chunk_size: int | None = None,
-) -> Path:
+) -> RegularisationPath:
     """Fit `objective` to `data` at every strength, each time from the fit before.
 
     All fits have the same key, so what is random in the objective is the same in all,
@@ -100,7 +100,7 @@ def fit_path(
             that must exceed the strength for a parameter to enter has to be seen.
 
     Returns:
-        A `Path`.
+        A `RegularisationPath`.
 
     >>> from probjax import L1, ScoreMatching
     >>> def energy(mean, x):
@@ -154,7 +154,7 @@ def fit_path(
         members.append((params, found.loss, found.converged))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     all_params, losses, converged = stacked
-    return Path(
+    return RegularisationPath(
         strengths=strengths,
         params=all_params,
         losses=losses,

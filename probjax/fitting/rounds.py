@@ -1,8 +1,8 @@
 """The compiled core of a fit: rounds of refreshing and descending.
 
-A `Plan` is all of a fit except its parameters and data, a `Run` its state. A fit runs
-in pieces of at most `ROOM` steps, between which the host takes the losses. Numbers of
-rounds and steps are bounds of loops and not shapes, so that others compile nothing.
+A `RoundsPlan` is all of a fit except its parameters and data, a `Run` its state. A fit
+runs in pieces of at most `ROOM` steps, between which the host takes the losses. Numbers
+of rounds and steps are bounds of loops and not shapes, so that others compile nothing.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ ROOM = 1024
 
 
 @recipe
-class Plan:
+class RoundsPlan:
     """All of a fit but its parameters and data: numbers traced, the rest static."""
 
     objective: Objective
@@ -89,7 +89,7 @@ class Run(NamedTuple):
 
 
 def run_rounds(
-    plan: Plan, key: PRNGKeyArray, params: Params, data: Data, room: int
+    plan: RoundsPlan, key: PRNGKeyArray, params: Params, data: Data, room: int
 ) -> Run:
     """Start a fit and run all of its rounds, with room for the losses of all steps."""
     run = start(plan, key, params, data, room)
@@ -97,7 +97,7 @@ def run_rounds(
 
 
 def advance(
-    plan: Plan,
+    plan: RoundsPlan,
     key: PRNGKeyArray,
     run: Run,
     params: Params,
@@ -122,7 +122,7 @@ def advance(
     return at_rest(space_of(plan, params), run)
 
 
-def at_rest(space: "Space", run: Run) -> Run:
+def at_rest(space: "Coordinates", run: Run) -> Run:
     """Return the run as the host sees it between pieces."""
     return run._replace(
         params=space.params(run.method.point),
@@ -130,13 +130,13 @@ def at_rest(space: "Space", run: Run) -> Run:
     )
 
 
-def is_over(plan: Plan, run: Run) -> Any:
+def is_over(plan: RoundsPlan, run: Run) -> Any:
     """Return whether nothing is left to do."""
     last = run.round + 1 == plan.num_rounds
     return run.stopped | (last & run.ended)
 
 
-def has_ended(plan: Plan, run: Run) -> bool:
+def has_ended(plan: RoundsPlan, run: Run) -> bool:
     """Decide on the host whether nothing is left to do, without compiling anything."""
     flags = (run.round, run.ended, run.stopped)
     number, ended, stopped = map(on_host, flags)
@@ -160,7 +160,7 @@ def _same(run):
 
 
 def start(
-    plan: Plan, key: PRNGKeyArray, params: Params, data: Data, room: int = ROOM
+    plan: RoundsPlan, key: PRNGKeyArray, params: Params, data: Data, room: int = ROOM
 ) -> Run:
     """Create the state of a fit before its first round."""
     space = space_of(plan, params)
@@ -188,7 +188,7 @@ def start(
 
 
 def begin_round(
-    plan: Plan, key: PRNGKeyArray, run: Run, params: Params, data: Data
+    plan: RoundsPlan, key: PRNGKeyArray, run: Run, params: Params, data: Data
 ) -> Run:
     """Refresh the objective and restart the descent."""
     space = space_of(plan, params)
@@ -251,8 +251,8 @@ def _descend(plan, key, run, params, data, limit):
 
 
 def tell(
-    plan: Plan,
-    space: "Space",
+    plan: RoundsPlan,
+    space: "Coordinates",
     run: Run,
     params: Params,
     data: Data,
@@ -293,7 +293,7 @@ def _round_keys(key, number):
     return jax.random.split(jax.random.fold_in(key, number + 1), 3)
 
 
-class Space(NamedTuple):
+class Coordinates(NamedTuple):
     """The coordinates of a fit, and the method that descends in them."""
 
     method: Any
@@ -312,18 +312,18 @@ class Space(NamedTuple):
         return jnp.max(jnp.stack(leaves))
 
 
-def space_of(plan: Plan, params: Params) -> Space:
+def space_of(plan: RoundsPlan, params: Params) -> Coordinates:
     """The coordinates of a plan, and its method."""
     chart = plan.chart
     forward = _identity if chart is None else chart.forward
     inverse = _identity if chart is None else chart.inverse
     if plan.optimizer is not None:
-        return Space(Optax(plan.optimizer), forward, inverse)
+        return Coordinates(Optax(plan.optimizer), forward, inverse)
     unravel = ravel_pytree(forward(params))[1]
     method = QuasiNewton()
     if plan.penalty is not None and not plan.penalty.smooth:
         method = Proximal(plan.penalty, unravel)
-    return Space(
+    return Coordinates(
         method,
         lambda params: ravel_pytree(forward(params))[0],
         lambda point: inverse(unravel(point)),
@@ -335,7 +335,7 @@ def _identity(params):
 
 
 def problem_of(
-    plan: Plan, space: Space, data: Data, context: Context
+    plan: RoundsPlan, space: Coordinates, data: Data, context: Context
 ) -> tuple[Problem, Callable[[PyTree], tuple[Scalar, PyTree]]]:
     """The loss on some rows, and what evaluates it with its gradient at a point."""
 
@@ -356,8 +356,8 @@ def problem_of(
 
 
 def with_the_rest(
-    plan: Plan,
-    space: Space,
+    plan: RoundsPlan,
+    space: Coordinates,
     shared: PyTree,
     point: PyTree,
     over_rows: Callable[[Params], tuple[Scalar, Params]],
@@ -376,7 +376,9 @@ def with_the_rest(
     return total[0].astype(float_dtype(params)), pull(total[1])[0]
 
 
-def to_params(plan: Plan, space: Space) -> Callable[[PyTree], Params] | None:
+def to_params(
+    plan: RoundsPlan, space: Coordinates
+) -> Callable[[PyTree], Params] | None:
     """From a point to parameters, None without a chart."""
     return None if plan.chart is None else space.params
 

@@ -6,7 +6,7 @@ A rule is a recipe, evaluated inside the compiled fit after every step. A rule o
 own inherits from `StoppingRule`:
 
     @probjax.recipe
-    class AfterSteps(probjax.StoppingRule):
+    class AfterSteps(probjax.fitting.StoppingRule):
         most: int
 
         def is_met(self, progress, data):

@@ -216,7 +216,7 @@ def log_z(params: Params) -> Scalar:
 class BlockState(NamedTuple):
     """Where `BlockGibbs` is.
 
-    >>> from probjax import potential
+    >>> from probjax.potential import potential
     >>> model = potential(energy, init(jax.random.key(0), 3, 2))
     >>> state = BlockGibbs().init(jax.random.key(1), model, jnp.arange(3.0))
     >>> state.x.tolist()

@@ -13,7 +13,7 @@ from probjax.natural.scores import (
     regression_scores,
 )
 from probjax.natural.structures import (
-    Blocks,
+    BlockDiagonal,
     ConjugateGradient,
     Dense,
     Diagonal,
@@ -27,10 +27,15 @@ from probjax.natural.transform import (
     relative_gradient,
     states_of,
 )
-from probjax.natural.whitening import Whitening, fit_whitened, whitened, whitening
+from probjax.natural.whitening import (
+    WhitenedCoordinates,
+    fit_whitened,
+    whitened,
+    whitening,
+)
 
 __all__ = [
-    "Blocks",
+    "BlockDiagonal",
     "ConjugateGradient",
     "Dense",
     "Diagonal",
@@ -46,7 +51,7 @@ __all__ = [
     "Robust",
     "Scores",
     "Structure",
-    "Whitening",
+    "WhitenedCoordinates",
     "draws_of",
     "energy_scores",
     "fit_whitened",

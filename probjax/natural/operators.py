@@ -1,6 +1,6 @@
 """Linear operators of a metric G = A'A, where A is (row, parameter).
 
-`Known` stores G, as a matrix that a user computes. `Table` stores A, leaf by leaf of
+`Known` stores G, as a matrix that a user computes. `RowTable` stores A, leaf by leaf of
 the parameters, (row, *leaf). `Streamed`, in `probjax.natural.streamed`, computes A of a
 large model for each use.
 """
@@ -93,7 +93,7 @@ class Known(Linear):
 
 
 @recipe
-class Table(RowOperator):
+class RowTable(RowOperator):
     """The matrix A, as a tree with leaves `(row, *leaf)`."""
 
     rows: PyTree
@@ -129,7 +129,9 @@ class Table(RowOperator):
         return len(jax.tree.leaves(self.rows)[0])
 
 
-def weighed(table: PyTree, mean: PyTree | None, weights: Float[Array, " row"]) -> Table:
+def weighed(
+    table: PyTree, mean: PyTree | None, weights: Float[Array, " row"]
+) -> RowTable:
     """Rows of a table, minus their mean if given, times the roots of their weights."""
 
     def each(leaf, mean):
@@ -138,7 +140,7 @@ def weighed(table: PyTree, mean: PyTree | None, weights: Float[Array, " row"]) -
 
     if mean is None:
         mean = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), table)
-    return Table(jax.tree.map(each, table, mean))
+    return RowTable(jax.tree.map(each, table, mean))
 
 
 def times_rows(table: PyTree, rows: Float[Array, " row"]) -> PyTree:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, num_rows
-from probjax.natural.operators import Known, Linear, Table, times_rows, weighed
+from probjax.natural.operators import Known, Linear, RowTable, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype, of_kind
@@ -166,7 +166,7 @@ class Given(MetricSource):
         shaped = zip(parts, leaves, strict=True)
         return form.unflatten([p.reshape(-1, *leaf.shape) for p, leaf in shaped])
 
-    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Table:
+    def linear(self, params: Params, data: Data, chunk_size: int | None) -> RowTable:
         x, weights = _prepared(params, data)
         table = self.table(params, x)
         mean = times_rows(table, weights) if self.centred else None

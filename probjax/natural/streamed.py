@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.data.chunks import cut_chunk
-from probjax.natural.operators import Groups, RowOperator, Table, weighed
+from probjax.natural.operators import Groups, RowOperator, RowTable, weighed
 from probjax.recipe import recipe, static
 from probjax.types import Array, Float, Params, PyTree, Scalar, State
 
@@ -51,7 +51,7 @@ class Streamed(RowOperator):
         return self._summed(lambda table: table.squares(groups))
 
     def diagonal(self) -> PyTree:
-        return self._summed(Table.diagonal)
+        return self._summed(RowTable.diagonal)
 
     def gram(self) -> Float[Array, "row row"]:
         def products(row):

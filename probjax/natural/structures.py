@@ -99,7 +99,7 @@ class Dense(Structure):
 
 
 @recipe
-class Blocks(Structure):
+class BlockDiagonal(Structure):
     """Blocks on the diagonal of the metric.
 
     Args:
@@ -110,7 +110,7 @@ class Blocks(Structure):
     >>> from probjax.natural.operators import Table
     >>> rows = {"a": jnp.array([[1.0], [0.0]]), "b": jnp.array([[1.0], [2.0]])}
     >>> params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}  # blocks 1 and 5
-    >>> factor = Blocks().factor(Table(rows), params, Ridge(0.0))
+    >>> factor = BlockDiagonal().factor(Table(rows), params, Ridge(0.0))
     >>> found = factor.solve({"a": jnp.ones(1), "b": jnp.full(1, 5.0)})
     >>> float(found["a"][0]), round(float(found["b"][0]), 3)
     (1.0, 1.0)

@@ -34,7 +34,7 @@ from probjax.data.rows import as_data
 from probjax.data.rows import num_rows as count_rows
 from probjax.natural.factors import Report
 from probjax.natural.metrics import linearised
-from probjax.natural.operators import Table
+from probjax.natural.operators import RowTable
 from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure
@@ -287,7 +287,7 @@ def _template(solve, regulariser, params, num_rows):
     def factor():
         count = num_rows or 1
         rows = jax.tree.map(lambda p: jnp.zeros((count, *p.shape), p.dtype), params)
-        return solve.factor(Table(rows), params, regulariser)
+        return solve.factor(RowTable(rows), params, regulariser)
 
     return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(factor)

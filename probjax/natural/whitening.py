@@ -27,7 +27,7 @@ from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.fit import Fit, fit_job
-from probjax.fitting.rounds import Plan
+from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.natural.factors import eigen, refuse_singular, report_of
 from probjax.natural.metrics import metric
@@ -50,12 +50,13 @@ from probjax.types import (
 
 
 @recipe
-class Whitening(Chart):
+class WhitenedCoordinates(Chart):
     """y = W (x - centre), and back; a chart, where x are parameters.
 
     Build one with `whitening` for data, with `whitened` for parameters.
 
-    >>> chart = Whitening(2 * jnp.eye(2), jnp.eye(2) / 2, centre=jnp.array([1.0, 0.0]))
+    >>> centre = jnp.array([1.0, 0.0])
+    >>> chart = WhitenedCoordinates(2 * jnp.eye(2), jnp.eye(2) / 2, centre)
     >>> chart.forward(jnp.array([2.0, 3.0])).tolist()
     [2.0, 6.0]
     >>> chart.inverse(jnp.array([2.0, 6.0])).tolist()
@@ -78,7 +79,7 @@ class Whitening(Chart):
         return jax.tree.map(jnp.add, away, self.centre)
 
 
-def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> Whitening:
+def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> WhitenedCoordinates:
     """Of data: centred, uncorrelated, of unit variance, in their own orientation.
 
     `jax.vmap(whitening(x).forward)(x)` is the white data.
@@ -121,7 +122,7 @@ def whitened(
     *,
     damping: Any = 1e-2,
     centred: bool | None = None,
-) -> Whitening:
+) -> WhitenedCoordinates:
     """White parameters, a chart for `fit`: their damped metric at `params` is 1.
 
     They are 0 at `params`. Directions that `PseudoInverse()` leaves out stay as they
@@ -211,7 +212,7 @@ def fit_whitened(
         row_key, fit_key = random.parts_of(random.key_of(key, turn), 2)
         used = as_data(data)
         used = used if rows is None else as_data(rows(row_key, here, used))
-        plan = Plan(
+        plan = RoundsPlan(
             objective=objective,
             penalty=penalty,
             chart=whitened(scores, here, used, damping=damping, centred=centred),
@@ -231,10 +232,10 @@ def fit_whitened(
     return turns[-1]._replace(losses=as_array(losses))
 
 
-def _whitening(vectors, spread, centre) -> Whitening:
+def _whitening(vectors, spread, centre) -> WhitenedCoordinates:
     """By a covariance, or the inverse of a metric, in its eigenvectors."""
     root = jnp.sqrt(spread)
-    return Whitening(
+    return WhitenedCoordinates(
         (vectors * _inverted(root)[None]) @ vectors.T,
         (vectors * root[None]) @ vectors.T,
         centre,

@@ -45,7 +45,8 @@ class Corrupted(ForwardingObjective):
 
     Of rows without a bit on, versions with one of four:
 
-    >>> from probjax import FixedFlips, PseudoLikelihood, loss
+    >>> from probjax import PseudoLikelihood, loss
+    >>> from probjax.data import FixedFlips
     >>> def energy(bias, x):
     ...     return bias * x.sum()
     >>> objective = Corrupted(PseudoLikelihood(energy), FixedFlips(1))

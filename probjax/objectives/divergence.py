@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from probjax.checks import check_count
 from probjax.objectives.particles import (
-    Particles,
+    PersistentParticles,
     energies,
     move_particles,
     prepare_rows,
@@ -108,7 +108,7 @@ class PersistentDivergence(Objective):
 
     They start at rows drawn from the data. With many moves in a round and small steps
     of the optimizer they follow the model, and the fit is maximum likelihood. They are
-    shared, as `Particles`, which tell how they do.
+    shared, as `PersistentParticles`, which tell how they do.
 
     Args:
         target: acceptance to which the step size is adapted; None for the sampler's
@@ -159,5 +159,5 @@ class PersistentDivergence(Objective):
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         return self.energy(params, x)
 
-    def rest(self, params: Params, shared: Particles) -> Scalar:
+    def rest(self, params: Params, shared: PersistentParticles) -> Scalar:
         return -jnp.mean(energies(self.energy, params, shared.x))

@@ -35,7 +35,7 @@ from probjax.connectivity import BitFlips
 from probjax.data.rows import as_data, refuse_mask
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.particles import (
-    Particles,
+    PersistentParticles,
     energies,
     move_particles,
     prepare_rows,
@@ -138,8 +138,8 @@ class PersistentMPF(Objective):
 
     Give `fit` many rounds, and few steps in each: the particles are moved, and their
     model becomes the reference, once a round. Values of different rounds say nothing of
-    each other, each being 0 where it begins. They are shared, as `Particles`, which
-    tell how they do; a row's context is its energy at the reference.
+    each other, each being 0 where it begins. They are shared, as `PersistentParticles`,
+    which report their health; a row's context is its energy at the reference.
 
     Args:
         sampler: what moves particles, for any states it is made for; one that keeps
@@ -200,6 +200,6 @@ class PersistentMPF(Objective):
     def reduce(self, values: Array, weights: Array) -> Scalar:
         return log_mean_exp(values, weights)
 
-    def rest(self, params: Params, shared: Particles) -> Scalar:
+    def rest(self, params: Params, shared: PersistentParticles) -> Scalar:
         falls = (shared.reference - energies(self.energy, params, shared.x)) / 2
         return log_mean_exp(falls, jnp.ones_like(falls))

@@ -33,7 +33,7 @@ from probjax.types import (
 
 
 @recipe
-class Space:
+class Enumeration:
     """The discrete space that is enumerated, read off the data."""
 
     size: int = static()
@@ -79,7 +79,7 @@ class MaximumLikelihood(Objective):
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         return self.energy(params, x)
 
-    def rest(self, params: Params, shared: Space) -> Scalar:
+    def rest(self, params: Params, shared: Enumeration) -> Scalar:
         if self.log_z is not None:
             return self.log_z(params)
         return exact.log_z(
@@ -91,4 +91,4 @@ class MaximumLikelihood(Objective):
         return unbounded(self.energy, params, data)
 
     def _space(self, x):
-        return Space(num_sites(x), self.num_states)
+        return Enumeration(num_sites(x), self.num_states)

@@ -40,7 +40,7 @@ from probjax.types import (
 FEW, RARE = 0.1, 0.3
 
 
-class Particles(NamedTuple):
+class PersistentParticles(NamedTuple):
     """Where particles are, and how they do."""
 
     x: State
@@ -93,7 +93,7 @@ def refuse_replicas(sampler: Sampler) -> None:
 
 def start_particles(
     key: PRNGKeyArray, objective: Any, params: Params, data: Data
-) -> Particles:
+) -> PersistentParticles:
     """Particles of an objective, at rows drawn by their weights.
 
     If it says no number, and rows have no weights, there is one at each row.
@@ -106,7 +106,7 @@ def start_particles(
         x = jax.tree.map(lambda leaf: leaf[chosen], x)
     reference = energies(objective.energy, params, x)
     kind = reference.dtype
-    return Particles(
+    return PersistentParticles(
         x=x,
         reference=reference,
         accept=jnp.ones((), kind),
@@ -117,8 +117,8 @@ def start_particles(
 
 
 def move_particles(
-    key: PRNGKeyArray, objective: Any, params: Params, particles: Particles
-) -> Particles:
+    key: PRNGKeyArray, objective: Any, params: Params, particles: PersistentParticles
+) -> PersistentParticles:
     """Particles moved at `params`, which they go with from then on."""
     now = energies(objective.energy, params, particles.x)
     fall = particles.reference - now
@@ -134,7 +134,7 @@ def move_particles(
         step_size=particles.step_size,
         target=objective.target,
     )
-    return Particles(
+    return PersistentParticles(
         x=x,
         reference=energies(objective.energy, params, x),
         accept=accept.mean(),

@@ -100,7 +100,8 @@ class ScoreMatchingBySteps(Objective):
     `steps` are `GaussianSteps`, `CubeSteps` or `BallSteps`. The difference is of the
     order of their size squared; below a size of about 1e-2, float32 rounds it away.
 
-    >>> from probjax import GaussianSteps, loss
+    >>> from probjax import loss
+    >>> from probjax.connectivity import GaussianSteps
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
     >>> rows = jnp.array([[2.0, 0.0], [0.0, 1.0]])

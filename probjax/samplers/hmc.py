@@ -39,9 +39,9 @@ from probjax.lanes import lazily, together
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
+    Geometry,
     Integrator,
     Phase,
-    Space,
     check_metric,
     check_step_size,
     hamiltonian,
@@ -391,7 +391,7 @@ class HMC(Sampler):
             share_of_steps = random.uniform(key, (), kind, stream=3)
             shorter = jnp.floor(share_of_steps * (most + 1)).astype(int)
         metric = None if self.metric is None else jnp.asarray(self.metric, kind)
-        space = Space(metric, self.bounds)
+        space = Geometry(metric, self.bounds)
         size = step_size * (1 + share)
         return Leap(space, size, shorter, self.num_steps, self.integrator)
 
@@ -400,7 +400,7 @@ class HMC(Sampler):
 class Leap:
     """The map L of one step."""
 
-    space: Space
+    space: Geometry
     step_size: Scalar
     shorter: Array | None
     num_steps: int = static()

@@ -49,7 +49,8 @@ class Metropolis(Sampler):
     A connectivity that draws its neighbours, as `RandomFlips(1)`, costs one energy per
     proposal; one that lists them, as `BitFlips()`, also the list.
 
-    >>> from probjax import BitFlips, sample
+    >>> from probjax import sample
+    >>> from probjax.connectivity import BitFlips
     >>> def energy(bias, x):
     ...     return bias @ x
     >>> args = jax.random.key(0), energy, jnp.log(jnp.array([3.0])), jnp.zeros((20, 1))

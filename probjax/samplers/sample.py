@@ -128,7 +128,7 @@ def sample(
         num_warmup: number of steps before the first draw.
         thin: number of steps from one draw to the next.
         watch: callback and checkpoint. The callback receives the draws made since it
-            was last called, and may save them; see also `draws_bar(num_draws)`. A
+            was last called, and may save them; see also `progress_bar`. A
             checkpoint holds all draws.
 
     >>> from probjax import HMC

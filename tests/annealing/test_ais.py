@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from annealing_models import GAUSSIAN, PARAMS, crooked, crooked_log_z
 
-from probjax import HMC, Checkpoint, GaussianSteps, HeatBath, Metropolis, Watch, experts
+from probjax import HMC, Checkpoint, HeatBath, Metropolis, Watch, experts
 from probjax.annealing import Straight, ais, ais_until, linear, log_likelihood
 from probjax.bases import Bernoulli, Categorical, Gaussian, Product
-from probjax.connectivity import BallSteps, BitFlips, SiteChanges
+from probjax.connectivity import BallSteps, BitFlips, GaussianSteps, SiteChanges
 from probjax.samplers import ColourGibbs, LookAheadHMC, Tempered
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small_models import random_ising
 
-from probjax import diagnostics, interop, ising, potential, sample, samplers
+from probjax import diagnostics, interop, ising, sample, samplers
 from probjax.apps.interop import Blackjax, to_arviz, to_blackjax
-from probjax.potential import Potential
+from probjax.potential import Potential, potential
 from probjax.types import Info
 
 PRECISION = jnp.array([[2.0, 0.6], [0.6, 1.0]])

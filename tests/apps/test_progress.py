@@ -8,20 +8,17 @@ import pytest
 
 from probjax import (
     MPF,
-    Progress,
     Watch,
     ais,
-    annealing_bar,
-    draws_bar,
     fit,
     ising,
     progress_bar,
     sample,
 )
 from probjax.annealing import ais_until, marginal_log_likelihood
-from probjax.apps.progress import rows_bar
 from probjax.bases import Bernoulli
 from probjax.connectivity import BitFlips
+from probjax.fitting import Progress
 from probjax.samplers import HeatBath, Metropolis
 
 COUPLED = ising.from_matrix([[0.3, -0.4], [-0.4, -0.7]])
@@ -49,7 +46,7 @@ def test_bar_counts_the_draws_and_shows_their_acceptance(key, capsys):
         np.zeros((2, 2)),
         sampler=HeatBath(),
         num_draws=5,
-        watch=Watch(draws_bar(5, file=sys.stderr), every=2),
+        watch=Watch(progress_bar(5, file=sys.stderr), every=2),
     )
     shown = capsys.readouterr().err
     assert "5/5" in shown
@@ -71,7 +68,7 @@ def annealed(key, **options):
 
 
 def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys):
-    found = annealed(key, watch=Watch(annealing_bar(7, file=sys.stderr), every=3))
+    found = annealed(key, watch=Watch(progress_bar(file=sys.stderr), every=3))
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert f"ESS {float(found.ess):.3g} of 50" in shown
@@ -80,14 +77,14 @@ def test_bar_counts_the_distributions_and_shows_effective_particles(key, capsys)
 def test_bar_is_silent_without_a_terminal(key, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    found = annealed(key, watch=Watch(annealing_bar(7), every=3))
+    found = annealed(key, watch=Watch(progress_bar(), every=3))
     assert found.log_z == annealed(key).log_z
     assert stream.getvalue() == ""
 
 
 def test_bar_without_any_stream_changes_nothing(key, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    found = annealed(key, watch=Watch(annealing_bar(7), every=3))
+    found = annealed(key, watch=Watch(progress_bar(), every=3))
     assert found.log_z == annealed(key).log_z
 
 
@@ -95,7 +92,7 @@ def test_bar_is_drawn_on_a_terminal(key, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    annealed(key, watch=Watch(annealing_bar(7), every=3))
+    annealed(key, watch=Watch(progress_bar(), every=3))
     assert "7/7" in terminal.getvalue()
 
 
@@ -133,7 +130,7 @@ def test_bar_follows_runs_that_double(key, capsys):
             num_steps=7,
             most_steps=14,
             pilot=None,
-            watch=Watch(annealing_bar(7, file=sys.stderr), every=5),
+            watch=Watch(progress_bar(file=sys.stderr), every=5),
         )
     assert "14/14" in capsys.readouterr().err
 
@@ -150,7 +147,7 @@ def test_bar_counts_the_rows_and_shows_their_mean(key, capsys):
         num_steps=4,
         chunk_size=1,
         pilot=None,
-        watch=Watch(rows_bar(3, file=sys.stderr), every=3),
+        watch=Watch(progress_bar(file=sys.stderr), every=3),
     )
     shown = capsys.readouterr().err
     assert "3/3" in shown
@@ -159,3 +156,9 @@ def test_bar_counts_the_rows_and_shows_their_mean(key, capsys):
 
 def coin(params, x, a):
     return params * jnp.sum((x - a) ** 2) + jnp.log(2.0)
+
+
+def test_bar_refuses_what_is_not_a_report():
+    show = progress_bar(file=io.StringIO())
+    with pytest.raises(TypeError, match="cannot show a int"):
+        show(3)

@@ -7,7 +7,7 @@ from scipy.special import expit, softmax
 from scipy.stats import t as student
 from small_models import all_states
 
-from probjax import Data, Potential, SiteChanges, ising, potential
+from probjax import Data, ising
 from probjax.bases import (
     Bernoulli,
     Categorical,
@@ -22,7 +22,8 @@ from probjax.bases import (
     fit_gaussian,
     fit_laplace,
 )
-from probjax.potential import closed_forms
+from probjax.connectivity import SiteChanges
+from probjax.potential import Potential, closed_forms, potential
 from probjax.random import keys_of
 
 FACTOR = np.array([[0.5, 0.0, 0.0], [-1.0, 2.0, 0.0], [0.3, 0.7, 1.1]])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from small_models import cubic_energy, cubic_params, random_ising
 
-from probjax import (
+from probjax import closed_form, ising
+from probjax.connectivity import (
     AllFlips,
     BallSteps,
     BitFlips,
@@ -17,10 +18,8 @@ from probjax import (
     Proposal,
     RandomFlips,
     SiteChanges,
-    closed_form,
-    ising,
-    potential,
 )
+from probjax.potential import potential
 from probjax.random import keys_of
 from probjax.states import binary
 from probjax.types import Connectivity

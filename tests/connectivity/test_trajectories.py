@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import MPF, Data, Hamiltonian, fit, potential
+from probjax import MPF, Data, fit
+from probjax.connectivity import Hamiltonian
 from probjax.fitting import uncertainty
-from probjax.leapfrog import Space, kick_drift_kick, phase_at
+from probjax.leapfrog import Geometry, kick_drift_kick, phase_at
+from probjax.potential import potential
 
 TRUTH = (jnp.asarray(0.7), jnp.asarray(1.8))
 
@@ -59,7 +61,7 @@ def test_gradient_vanishes_at_the_truth_and_not_without_the_ratio(x64, key):
     both = jnp.asarray(np.outer(weights, weights) / np.sum(weights) ** 2)
 
     def end(x, v):
-        there = kick_drift_kick(Space(), model, phase_at(model, x, v), 0.4, 3)
+        there = kick_drift_kick(Geometry(), model, phase_at(model, x, v), 0.4, 3)
         return there.x, (v @ v - there.v @ there.v) / 2
 
     ends = jax.vmap(jax.vmap(end, (None, 0)), (0, None))

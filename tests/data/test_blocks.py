@@ -14,31 +14,29 @@ from probjax import (
     L1,
     L2,
     MPF,
-    Blocks,
     Data,
-    GradientNorm,
     HeatBath,
     MaximumLikelihood,
     Objective,
     PersistentDivergence,
     PersistentMPF,
     PseudoLikelihood,
-    RandomFlips,
-    Sparse,
-    StoppingRule,
     Watch,
-    blocks,
-    energy_scores,
     fit,
     ising,
     natural_gradient,
     rbm,
     recipe,
 )
+from probjax.connectivity import RandomFlips
+from probjax.data import Blocks, blocks
 from probjax.data.blocks import survey
 from probjax.data.rows import as_data
+from probjax.fitting import GradientNorm, StoppingRule
 from probjax.fitting.out_of_core import _batches
-from probjax.fitting.rounds import Plan
+from probjax.fitting.rounds import RoundsPlan
+from probjax.natural import energy_scores
+from probjax.objectives import Sparse
 
 ADAM = optax.adam(0.02)
 KEY = jax.random.key(0)
@@ -218,7 +216,7 @@ def test_a_stopping_rule_sees_the_first_block_and_not_a_batch(key):
 def dealt(key, source, done, count):
     objective, start = PseudoLikelihood(ising.energy), random_ising(0, 8)
     known = survey(source, objective, start)
-    plan = Plan(objective, None, None, GradientNorm(), None, 1, 1, 20, 100)
+    plan = RoundsPlan(objective, None, None, GradientNorm(), None, 1, 1, 20, 100)
     yield from islice(_batches(plan, key, known, done), count)
 
 

@@ -6,18 +6,10 @@ import optax
 import pytest
 from small_models import flat_ising, matrix_of
 
-from probjax import (
-    MPF,
-    Corrupted,
-    Data,
-    FixedFlips,
-    GreyLevels,
-    IndependentFlips,
-    PseudoLikelihood,
-    fit,
-    ising,
-)
+from probjax import MPF, Data, PseudoLikelihood, fit, ising
+from probjax.data import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data.corruption import flip_some
+from probjax.objectives import Corrupted
 from probjax.random import key_of
 from probjax.trees import as_array
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probjax import datasets, preprocessing
+from probjax.data import datasets, preprocessing
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from probjax import Data, natural, storage
-from probjax import preprocessing as pre
+from probjax.data import preprocessing as pre
 from probjax.trees import as_array
 
 

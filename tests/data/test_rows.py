@@ -2,7 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Data, unique_rows
+from probjax import Data
+from probjax.data import unique_rows
 from probjax.data.rows import as_data
 
 

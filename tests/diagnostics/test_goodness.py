@@ -8,7 +8,8 @@ import pytest
 from jax.tree_util import Partial
 from small_models import all_states, drawn_from, log_probs_of, random_ising
 
-from probjax import Data, exact, goodness, ising, sample, samplers
+from probjax import Data, exact, ising, sample, samplers
+from probjax.diagnostics import goodness
 from probjax.diagnostics.goodness import (
     Comparison,
     compare,

@@ -6,16 +6,8 @@ import pytest
 from small_models import all_states, flat_ising, matrix_of, random_ising
 from test_contract import traces
 
-from probjax import (
-    AnyOf,
-    Data,
-    GradientNorm,
-    PseudoLikelihood,
-    StoppingRule,
-    fit,
-    ising,
-    recipe,
-)
+from probjax import Data, PseudoLikelihood, fit, ising, recipe
+from probjax.fitting import AnyOf, GradientNorm, StoppingRule
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.trees import as_array
 

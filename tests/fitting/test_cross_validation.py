@@ -14,7 +14,7 @@ from probjax import (
     loss,
 )
 from probjax.fitting.cross_validation import Validation, _deal
-from probjax.fitting.path import Path
+from probjax.fitting.path import RegularisationPath
 from probjax.random import parts_of
 from probjax.samplers import HeatBath
 from probjax.trees import as_array
@@ -70,7 +70,7 @@ def test_copies_are_dealt_one_by_one_and_other_rows_whole(key):
 
 def test_simplest_is_the_strongest_within_noise_of_the_best():
     scores = as_array([[5.0, 2.2, 2.0, 3.0], [5.0, 1.9, 2.0, 3.0]])
-    found = Validation(scores, Path(*[None] * 5))
+    found = Validation(scores, RegularisationPath(*[None] * 5))
     assert (found.best, found.simplest) == (2, 1)
 
 

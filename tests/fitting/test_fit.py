@@ -25,14 +25,14 @@ from probjax import (
     MPF,
     ConvergenceWarning,
     Data,
-    GaussianSteps,
-    GradientNorm,
     PseudoLikelihood,
     Watch,
     fit,
     ising,
-    unique_rows,
 )
+from probjax.connectivity import GaussianSteps
+from probjax.data import unique_rows
+from probjax.fitting import GradientNorm
 from probjax.fitting.descent import QuasiNewton
 from probjax.trees import as_array
 

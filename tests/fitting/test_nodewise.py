@@ -13,15 +13,13 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
-    L1,
+from probjax import L1, Data, ising
+from probjax.fitting import fit_nodes
+from probjax.objectives import (
     RISE,
-    Data,
     LogRISE,
     NodeLikelihood,
     RatioMatching,
-    fit_nodes,
-    ising,
     screening_strength,
 )
 

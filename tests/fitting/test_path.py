@@ -7,7 +7,8 @@ from small_models import counted_states, flat_ising, random_ising
 from test_contract import traces
 
 import probjax.fitting.path
-from probjax import L1, L2, MPF, BitFlips, Data, PseudoLikelihood, exact, fit, ising
+from probjax import L1, L2, MPF, Data, PseudoLikelihood, exact, fit, ising
+from probjax.connectivity import BitFlips
 from probjax.fitting.path import fit_path
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.penalty import GroupL1

@@ -7,18 +7,9 @@ import optax
 import pytest
 from small_models import AfterSteps, random_ising
 
-from probjax import (
-    MPF,
-    AnyOf,
-    ContrastiveDivergence,
-    GradientNorm,
-    HeatBath,
-    RandomFlips,
-    StoppingRule,
-    fit,
-    ising,
-    recipe,
-)
+from probjax import MPF, ContrastiveDivergence, HeatBath, fit, ising, recipe
+from probjax.connectivity import RandomFlips
+from probjax.fitting import AnyOf, GradientNorm, StoppingRule
 
 ROWS = np.random.default_rng(0).integers(0, 2, (60, 4))
 START = random_ising(0, 4, scale=0.1)

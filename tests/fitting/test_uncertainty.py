@@ -19,17 +19,15 @@ from probjax import (
     ContrastiveDivergence,
     ConvergenceWarning,
     Data,
-    GradientNorm,
     MaximumLikelihood,
     PseudoLikelihood,
     UnboundedWarning,
-    charts,
     exact,
     fit,
     ising,
     potts,
 )
-from probjax.fitting import uncertainty
+from probjax.fitting import GradientNorm, charts, uncertainty
 from probjax.random import keys_of
 from probjax.samplers import HeatBath
 from probjax.trees import as_array

@@ -12,8 +12,9 @@ from small_models import (
     random_ising,
 )
 
-from probjax import Potential, exact, ising, potential, samplers
+from probjax import exact, ising, samplers
 from probjax.models.ising import clusters
+from probjax.potential import Potential, potential
 from probjax.random import keys_of
 from probjax.trees import as_array
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from small_models import all_states
 
-from probjax import Data, GradientNorm, MaximumLikelihood, annealing, dbn, fit, rbm
+from probjax import Data, MaximumLikelihood, annealing, dbn, fit, rbm
+from probjax.fitting import GradientNorm
 from probjax.random import keys_of
 from probjax.trees import as_array
 
@@ -77,7 +78,10 @@ log_probs_of_rows = jax.jit(jax.vmap(dbn.log_prob, (None, 0)))
 
 def exactly(log_z):
     """An estimate without error, as of a run that is at its end."""
-    none, plan = np.zeros(()), annealing.Plan(np.array([0.0, 1.0]), None, None, None)
+    none, plan = (
+        np.zeros(()),
+        annealing.Schedule(np.array([0.0, 1.0]), None, None, None),
+    )
     at_its_end = SimpleNamespace(step=1)
     particles = (np.inf, None, None, None, plan, at_its_end)
     return annealing.Annealed(log_z, none, log_z, none, *particles)

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from probjax import ConvergenceWarning, MaximumLikelihood, fit, potential
+from probjax import ConvergenceWarning, MaximumLikelihood, fit
 from probjax.models import experts
-from probjax.potential import closed_forms
+from probjax.potential import closed_forms, potential
 from probjax.trees import as_array
 
 # Neither orthogonal nor of one length; strengths of which some have no mean.

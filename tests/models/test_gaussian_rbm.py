@@ -5,17 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import (
-    Data,
-    Gaussian,
-    GradientNorm,
-    ScoreMatching,
-    ais,
-    fit,
-    gaussian_rbm,
-    sample,
-)
+from probjax import Data, Gaussian, ScoreMatching, ais, fit, gaussian_rbm, sample
 from probjax.annealing import Straight
+from probjax.fitting import GradientNorm
 from probjax.potential import Potential
 from probjax.random import keys_of
 from probjax.trees import as_array

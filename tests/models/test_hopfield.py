@@ -9,7 +9,9 @@ import optax
 import pytest
 from small_models import all_states
 
-from probjax import L2, MPF, Corrupted, Data, FixedFlips, fit, hopfield, ising
+from probjax import L2, MPF, Data, fit, hopfield, ising
+from probjax.data import FixedFlips
+from probjax.objectives import Corrupted
 from probjax.random import keys_of
 from probjax.trees import as_array
 

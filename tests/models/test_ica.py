@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import GradientNorm, MaximumLikelihood, fit, loss
+from probjax import MaximumLikelihood, fit, loss
+from probjax.fitting import GradientNorm
 from probjax.models import experts, ica
 from probjax.random import parts_of
 from probjax.trees import as_array

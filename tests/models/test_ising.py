@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 from small_models import all_states, matrix_of, plain_energy, random_ising
 
-from probjax import (
-    L2,
-    Data,
-    PseudoLikelihood,
-    UnboundedWarning,
-    exact,
-    fit,
-    ising,
-    potential,
-)
-from probjax.potential import closed_forms
+from probjax import L2, Data, PseudoLikelihood, UnboundedWarning, exact, fit, ising
+from probjax.potential import closed_forms, potential
 
 SIZE = 6
 STATES = all_states(SIZE).astype(np.float32)

@@ -5,20 +5,10 @@ import numpy as np
 import pytest
 from small_models import all_states, random_ising
 
-from probjax import (
-    L2,
-    MPF,
-    Data,
-    GroupL1,
-    PseudoLikelihood,
-    SiteChanges,
-    fit,
-    ising,
-    potential,
-    potts,
-)
+from probjax import L2, MPF, Data, GroupL1, PseudoLikelihood, fit, ising, potts
+from probjax.connectivity import SiteChanges
 from probjax.fitting.loss import loss_over_rows
-from probjax.potential import closed_forms
+from probjax.potential import closed_forms, potential
 from probjax.trees import as_array
 
 SITES, LETTERS = 3, 4

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from small_models import all_states
 
-from probjax import L2, MPF, Data, GradientNorm, PseudoLikelihood, fit, potential
+from probjax import L2, MPF, Data, PseudoLikelihood, fit
+from probjax.fitting import GradientNorm
 from probjax.fitting.loss import loss_over_rows
 from probjax.models import rbm
 from probjax.models.rbm.gibbs import _softplus_rise
-from probjax.potential import closed_forms
+from probjax.potential import closed_forms, potential
 from probjax.random import keys_of
 from probjax.trees import as_array
 
@@ -274,7 +275,7 @@ def test_centred_descent_is_the_same_whichever_state_is_called_on(x64):
         return np.abs(there.weight - np.asarray(here.weight)).max()
 
     assert apart(chart, other_chart) < 1e-12
-    plain = rbm.Centred(np.zeros(VISIBLE), np.zeros(HIDDEN))
+    plain = rbm.CentredRBM(np.zeros(VISIBLE), np.zeros(HIDDEN))
     assert apart(plain, plain) > 1e-3
     with pytest.raises(ValueError, match="5 visible and 3 hidden units, params of 3"):
         chart.forward(rbm.transpose(params))

@@ -161,13 +161,13 @@ def test_blocks_are_the_metric_of_some_parameters(x64):
     params, x, gradient = problem(200)
     metric = np.asarray(natural.metric(ENERGIES, params, x))
     flat = flat_of(gradient)
-    found = flat_of(solved(natural.Blocks(), 0.01, gradient, params, x))
+    found = flat_of(solved(natural.BlockDiagonal(), 0.01, gradient, params, x))
     for part in (slice(0, 30), slice(30, 35)):
         truth = inverse(metric[part, part], 0.01) @ flat[part]
         np.testing.assert_allclose(found[part], truth, rtol=1e-9)
     whole = solved(natural.Dense(), 0.01, gradient, params, x)
     for groups in ("all", ("all", "all")):
-        found = solved(natural.Blocks(groups), 0.01, gradient, params, x)
+        found = solved(natural.BlockDiagonal(groups), 0.01, gradient, params, x)
         chex.assert_trees_all_close(found, whole, rtol=1e-12)
 
 
@@ -183,7 +183,12 @@ def test_the_diagonal_is_inverted_entry_by_entry(damping, x64):
 def test_a_metric_given_as_a_matrix_has_structures_too(x64):
     params, x, gradient = problem(200)
     known = natural.Metric(lambda params, data: natural.metric(ENERGIES, params, data))
-    for solve in (STRUCTURES[0], STRUCTURES[2], natural.Blocks(), natural.Diagonal()):
+    for solve in (
+        STRUCTURES[0],
+        STRUCTURES[2],
+        natural.BlockDiagonal(),
+        natural.Diagonal(),
+    ):
         chex.assert_trees_all_close(
             solved(solve, 0.01, gradient, params, x, known),
             solved(solve, 0.01, gradient, params, x),
@@ -246,8 +251,8 @@ def test_little_damping_in_single_precision_does_no_harm(solve, damping):
 
 @pytest.mark.parametrize(
     "solve",
-    [*STRUCTURES, natural.Blocks(), natural.Diagonal()],
-    ids=names([*STRUCTURES, natural.Blocks(), natural.Diagonal()]),
+    [*STRUCTURES, natural.BlockDiagonal(), natural.Diagonal()],
+    ids=names([*STRUCTURES, natural.BlockDiagonal(), natural.Diagonal()]),
 )
 def test_nothing_moves_without_a_metric_and_nan_is_seen(solve):
     params, x, gradient = problem(12)
@@ -295,7 +300,7 @@ def test_bad_input_is_refused_in_a_sentence():
         natural.PseudoInverse(0)
     with pytest.raises(ValueError, match="num_iterations"):
         natural.ConjugateGradient(num_iterations=0)
-    groups = natural.Blocks(("a", "b", "c"))
+    groups = natural.BlockDiagonal(("a", "b", "c"))
     refused(groups, 0.01, *given, match="groups must be a tree like params")
     wide = np.zeros(20_000), np.zeros(20_000), x, natural.loss_scores(_first)
     told = r"20,000 parameters .* use LowRank\(\)"

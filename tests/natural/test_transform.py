@@ -150,7 +150,7 @@ def test_a_metric_serves_several_steps(x64):
     gradients = stacked(*3 * [of_leaves(np.sin, params)])
     for solve in (
         natural.Dense(),
-        natural.Blocks(),
+        natural.BlockDiagonal(),
         natural.Diagonal(),
         natural.LowRank(),
     ):

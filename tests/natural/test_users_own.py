@@ -145,7 +145,7 @@ def test_a_regulariser_is_a_function_of_eigenvalues(num_rows, x64):
 def test_a_shift_makes_all_algorithms_available(key, x64):
     params, x = problem(6)
     gradient = sines(params)
-    for solve in [*WHOLE, natural.Blocks(), natural.Diagonal()]:
+    for solve in [*WHOLE, natural.BlockDiagonal(), natural.Diagonal()]:
         chex.assert_trees_all_close(
             solved(solve, Shifted(0.02), gradient, params, x),
             solved(solve, 0.02, gradient, params, x),

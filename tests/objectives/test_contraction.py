@@ -16,18 +16,10 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
-    MPF,
-    Data,
-    MaximumLikelihood,
-    PseudoLikelihood,
-    fit,
-    ising,
-    potential,
-    potts,
-)
+from probjax import MPF, Data, MaximumLikelihood, PseudoLikelihood, fit, ising, potts
 from probjax.connectivity.blocks import BlockChanges, pairs
 from probjax.objectives.contraction import MinimumKLContraction
+from probjax.potential import potential
 from probjax.trees import as_array
 from probjax.types import Connectivity
 

@@ -13,8 +13,8 @@ from probjax import (
     PersistentDivergence,
     fit,
     ising,
-    potential,
 )
+from probjax.potential import potential
 from probjax.samplers import HeatBath
 
 SIZE = 3

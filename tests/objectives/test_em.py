@@ -4,19 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from probjax import (
-    EM,
-    HMC,
-    Data,
-    Gaussian,
-    GradientNorm,
-    HeatBath,
-    Watch,
-    charts,
-    fit,
-    linear,
-)
+from probjax import EM, HMC, Data, Gaussian, HeatBath, Watch, fit, linear
 from probjax.bases import Exponential
+from probjax.fitting import GradientNorm, charts
 from probjax.random import keys_of
 from probjax.samplers import Bounds
 from probjax.trees import as_array

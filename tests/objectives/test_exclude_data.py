@@ -13,22 +13,19 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
-    MPF,
+from probjax import MPF, Data, fit, ising
+from probjax.connectivity import (
     AllFlips,
     BitFlips,
-    Data,
     GaussianSteps,
     Joined,
     Listed,
     RandomFlips,
     SiteChanges,
-    fit,
-    flow,
-    ising,
-    unique_rows,
 )
+from probjax.data import unique_rows
 from probjax.objectives import exclude_data as observed
+from probjax.objectives import flow
 from probjax.trees import as_array
 
 SIZE = 6

@@ -15,24 +15,20 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
-    MPF,
+from probjax import MPF, Data, PseudoLikelihood, exact, ising
+from probjax.connectivity import (
     AllFlips,
     BitFlips,
-    Data,
     GaussianSteps,
     Joined,
     Listed,
     Proposal,
-    PseudoLikelihood,
     RandomFlips,
     SiteChanges,
-    exact,
-    flow,
-    ising,
-    potential,
 )
+from probjax.objectives import flow
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
+from probjax.potential import potential
 from probjax.trees import as_array, weighted_mean
 from probjax.types import Context
 

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import ContinuousPseudoLikelihood, Data, fit, loss
+from probjax import Data, fit, loss
+from probjax.objectives import ContinuousPseudoLikelihood
 from probjax.trees import as_array
 
 PRECISION = np.array([[2.0, 0.8], [0.8, 1.0]])

@@ -17,31 +17,25 @@ from probjax import (
     L1,
     L2,
     MPF,
-    AllFlips,
-    BitFlips,
     ContrastiveDivergence,
     Data,
-    GaussianSteps,
-    Joined,
     MaximumLikelihood,
-    NodeLikelihood,
     NoiseContrast,
     PseudoLikelihood,
     ScoreMatching,
-    SiteChanges,
     cross_validate,
     fit,
-    fit_nodes,
     fit_path,
-    flow,
     ising,
     loss,
-    mean_field,
     potts,
-    unique_rows,
 )
 from probjax.bases import Bernoulli, fit_bernoulli
-from probjax.fitting import uncertainty
+from probjax.connectivity import AllFlips, BitFlips, GaussianSteps, Joined, SiteChanges
+from probjax.data import unique_rows
+from probjax.fitting import fit_nodes, uncertainty
+from probjax.models.ising import mean_field
+from probjax.objectives import NodeLikelihood, flow
 from probjax.objectives.missing import draw_from_model, draw_from_others, observed_moves
 from probjax.potential import potential
 from probjax.samplers import HeatBath

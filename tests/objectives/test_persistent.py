@@ -12,13 +12,11 @@ from small_models import all_states, drawn_from, flat_ising, random_ising
 from probjax import (
     HMC,
     Data,
-    GradientNorm,
     HeatBath,
     MaximumLikelihood,
     PersistentMPF,
     Sampler,
     Watch,
-    charts,
     experts,
     fit,
     ica,
@@ -26,7 +24,7 @@ from probjax import (
     loss,
     recipe,
 )
-from probjax.fitting import uncertainty
+from probjax.fitting import GradientNorm, charts, uncertainty
 from probjax.samplers import Tempered
 from probjax.trees import as_array
 from probjax.types import Info

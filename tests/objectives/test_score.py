@@ -3,18 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import (
-    BallSteps,
-    CubeSteps,
-    Data,
-    DenoisingScoreMatching,
-    GaussianSteps,
-    GradientNorm,
+from probjax import Data, DenoisingScoreMatching, ScoreMatching, fit
+from probjax.connectivity import BallSteps, CubeSteps, GaussianSteps
+from probjax.fitting import GradientNorm
+from probjax.objectives import (
     HutchinsonScoreMatching,
-    ScoreMatching,
     ScoreMatchingBySteps,
     SlicedScoreMatching,
-    fit,
     flow,
 )
 from probjax.recipe import recipe

@@ -8,20 +8,11 @@ import optax
 import pytest
 from small_models import all_states
 
-from probjax import (
-    MPF,
-    ContrastiveDivergence,
-    Corrupted,
-    Data,
-    FixedFlips,
-    PseudoLikelihood,
-    Sparse,
-    fit,
-    loss,
-    rbm,
-)
+from probjax import MPF, ContrastiveDivergence, Data, PseudoLikelihood, fit, loss, rbm
+from probjax.data import FixedFlips
 from probjax.fitting import uncertainty
 from probjax.fitting.loss import loss_over_rows
+from probjax.objectives import Corrupted, Sparse
 from probjax.trees import as_array
 
 VISIBLE, HIDDEN, ROWS = 5, 3, 11

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import Checkpoint, Gaussian, Watch, ais, blocks, datasets, storage
+from probjax import Checkpoint, Gaussian, Watch, ais, storage
+from probjax.data import blocks, datasets
 from probjax.samplers import HMC
 
 KEY = jax.random.key(0)

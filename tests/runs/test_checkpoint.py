@@ -21,26 +21,25 @@ from probjax import (
     MPF,
     Checkpoint,
     Gaussian,
-    GradientNorm,
     HeatBath,
     PersistentMPF,
     Watch,
     ais,
     ais_until,
     annealing,
-    blocks,
-    energy_scores,
     fit,
-    fit_whitened,
     ising,
     linear,
     marginal_log_likelihood,
-    reverse_ais,
     sample,
     sample_mean,
     sandwich,
     storage,
 )
+from probjax.annealing import reverse_ais
+from probjax.data import blocks
+from probjax.fitting import GradientNorm
+from probjax.natural import energy_scores, fit_whitened
 from probjax.runs.digest import digest
 from probjax.trees import as_array
 

@@ -26,17 +26,16 @@ from probjax import (
     Watch,
     ais,
     ais_until,
-    energy_scores,
     fit,
-    fit_whitened,
     ising,
     marginal_log_likelihood,
-    reverse_ais,
     sample,
     sample_mean,
     sandwich,
 )
+from probjax.annealing import reverse_ais
 from probjax.fitting import rounds
+from probjax.natural import energy_scores, fit_whitened
 from probjax.runs import driver
 from probjax.runs.driver import Job, run, run_in_turn
 

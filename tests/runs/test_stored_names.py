@@ -25,7 +25,7 @@ HOLD_FUNCTIONS = """
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
-    fitting.proximal:Proximal fitting.rounds:Plan fitting.rounds:Space
+    fitting.proximal:Proximal fitting.rounds:RoundsPlan fitting.rounds:Coordinates
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
@@ -39,9 +39,9 @@ HOLD_FUNCTIONS = """
     samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
+    annealing.pilot:Found annealing.pilot:Tuning apps.progress:Reading data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    fitting.minibatches:Batches fitting.rounds:Run leapfrog:Space
+    fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
     runs.contents:Content runs.contents:Names samplers.adaptation:Moved
     models.ising.clusters:Bonds samplers.hmc:Choice samplers.observers:Averaged

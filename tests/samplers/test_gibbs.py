@@ -14,8 +14,8 @@ from small_models import (
     random_ising,
 )
 
-from probjax import Potential, exact, ising, potential, potts, rbm, samplers
-from probjax.potential import closed_forms
+from probjax import exact, ising, potts, rbm, samplers
+from probjax.potential import Potential, closed_forms, potential
 from probjax.random import keys_of
 from probjax.trees import as_array
 

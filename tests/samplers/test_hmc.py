@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from probjax import potential, random, sample, sample_mean
+from probjax import random, sample, sample_mean
 from probjax.leapfrog import (
     Bounds,
     drift_kick_drift,
@@ -14,6 +14,7 @@ from probjax.leapfrog import (
     kick_drift_kick,
     phase_at,
 )
+from probjax.potential import potential
 from probjax.samplers.hmc import (
     HMC,
     HMCState,

@@ -13,7 +13,8 @@ from small_models import (
     random_ising,
 )
 
-from probjax import (
+from probjax import ising, samplers
+from probjax.connectivity import (
     AllFlips,
     BitFlips,
     GaussianSteps,
@@ -22,10 +23,8 @@ from probjax import (
     Proposal,
     RandomFlips,
     SiteChanges,
-    ising,
-    potential,
-    samplers,
 )
+from probjax.potential import potential
 from probjax.trees import as_array
 
 SIZE = 3

@@ -9,8 +9,10 @@ import pytest
 from sampler_checks import assert_drawn_from, codes
 from small_models import all_states, log_probs_of, matrix_of, random_ising
 
-from probjax import Potential, RandomFlips, Sampler, exact, ising, potential, samplers
+from probjax import Sampler, exact, ising, samplers
+from probjax.connectivity import RandomFlips
 from probjax.models.ising import clusters
+from probjax.potential import Potential, potential
 from probjax.random import keys_of
 from probjax.recipe import recipe
 from probjax.samplers import tempering

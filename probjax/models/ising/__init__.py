@@ -3,7 +3,7 @@
 from probjax.models.ising.clusters import SwendsenWang, Wolff
 from probjax.models.ising.mean_field import mean_field, tap
 from probjax.models.ising.model import (
-    Centred,
+    CentredIsing,
     Edges,
     Params,
     Spins,
@@ -29,7 +29,7 @@ from probjax.models.ising.model import (
 
 __all__ = [
     "bits",
-    "Centred",
+    "CentredIsing",
     "centred",
     "centred_at",
     "checked_edges",

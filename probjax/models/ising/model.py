@@ -337,7 +337,7 @@ def symmetrised(of_units: Params) -> Params:
 
 
 @recipe
-class Centred(Chart):
+class CentredIsing(Chart):
     """Coordinates of an Ising model over y = (x - mean) / scale.
 
     E(x) = a'y + sum_(i<j) c_ij y_i y_j + constant, with c_ij = 2 J_ij s_i s_j and
@@ -345,7 +345,7 @@ class Centred(Chart):
     descent in J is not: the statistics y_i and y_i y_j have about unit variance and are
     nearly uncorrelated.
 
-    >>> chart = Centred(mean=jnp.array([0.5, 0.5]), scale=jnp.array([0.5, 0.5]))
+    >>> chart = CentredIsing(mean=jnp.array([0.5, 0.5]), scale=jnp.array([0.5, 0.5]))
     >>> coordinates = chart.forward(from_matrix([[0, 2], [2, 0]]))
     >>> coordinates.bias.tolist(), coordinates.coupling.tolist()
     ([1.0, 1.0], [1.0])
@@ -376,7 +376,7 @@ class Centred(Chart):
         return _pair_matrix(params) @ self.mean
 
 
-def centred(data: ArrayLike | Data) -> Centred:
+def centred(data: ArrayLike | Data) -> CentredIsing:
     """The chart of centred and scaled units, by the (weighted) moments of `data`.
 
     A unit that never changes is given the scale of one that changed once.
@@ -391,7 +391,7 @@ def centred(data: ArrayLike | Data) -> Centred:
     return centred_at(mean, len(x) if data.weights is None else data.weights.sum())
 
 
-def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> Centred:
+def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> CentredIsing:
     """The chart of `centred`, by what is known of the data.
 
     Args:
@@ -401,7 +401,7 @@ def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> Centred:
     >>> centred_at(jnp.array([0.5, 1.0]), 16).scale.tolist()
     [0.5, 0.25]
     """
-    return Centred(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / weight)))
+    return CentredIsing(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / weight)))
 
 
 def _pair_matrix(params):

@@ -8,7 +8,7 @@ from probjax.models.rbm.gibbs import (
     grown_energy,
     start_growth,
 )
-from probjax.models.rbm.learning import Centred, centred, weights_only
+from probjax.models.rbm.learning import CentredRBM, centred, weights_only
 from probjax.models.rbm.machine import (
     NUM_PRODUCTS,
     Params,
@@ -33,7 +33,7 @@ __all__ = [
     "NUM_PRODUCTS",
     "BlockGibbs",
     "BlockState",
-    "Centred",
+    "CentredRBM",
     "Grown",
     "Growth",
     "Params",

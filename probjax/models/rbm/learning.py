@@ -40,10 +40,10 @@ def weights_only(params: Params) -> Params:
 
 
 @recipe
-class Centred(Chart):
+class CentredRBM(Chart):
     """Coordinates of a machine over units less the given means: see the module.
 
-    >>> chart = Centred(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))
+    >>> chart = CentredRBM(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))
     >>> params = Params(jnp.array([[2.0], [4.0]]), jnp.zeros(2), jnp.zeros(1))
     >>> coordinates = chart.forward(params)
     >>> coordinates.visible_bias.tolist(), coordinates.hidden_bias.tolist()
@@ -73,7 +73,7 @@ class Centred(Chart):
         )
 
 
-def centred(params: Params, data: ArrayLike | Data) -> Centred:
+def centred(params: Params, data: ArrayLike | Data) -> CentredRBM:
     """The chart of centred units, by their means over `data` as `params` has them.
 
     >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
@@ -86,4 +86,4 @@ def centred(params: Params, data: ArrayLike | Data) -> Centred:
     data = data._replace(x=floating(data.x))
     hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
     both = mean_of_observed(Data((data.x, hidden), data.weights))
-    return Centred(*both)
+    return CentredRBM(*both)
