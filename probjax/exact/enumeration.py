@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn import logsumexp
 
 from probjax.data.rows import as_data, refuse_mask
@@ -281,13 +282,19 @@ def _moments(energy, params, size, num_states):
 
 @partial(jax.jit, static_argnames=("energy", "size", "num_draws", "num_states"))
 def _sample(key, energy, params, size, num_draws, num_states):
-    table = _log_probs(energy, params, size, num_states).reshape(-1, num_states)
-    pyramid = [table]
+    # Level i has one row for every prefix of i sites: the log marginal of site i.
+    levels = [_log_probs(energy, params, size, num_states).reshape(-1, num_states)]
     for _ in range(size - 1):
-        pyramid.append(logsumexp(pyramid[-1], axis=1).reshape(-1, num_states))
-    prefix = jnp.zeros(num_draws, int)
-    keys = jax.random.split(key, size)
-    for site_key, marginal in zip(keys, reversed(pyramid), strict=True):
-        digit = jax.random.categorical(site_key, marginal[prefix])
-        prefix = num_states * prefix + digit
-    return digits(prefix, size, num_states, float_dtype(params))
+        levels.append(logsumexp(levels[-1], axis=1).reshape(-1, num_states))
+    levels.reverse()
+    rows = jnp.concatenate(levels)
+    first_rows = np.cumsum([0, *map(len, levels)])[:-1]
+
+    def draw_site(prefix, site):
+        site_key, first_row = site
+        digit = jax.random.categorical(site_key, rows[first_row + prefix])
+        return num_states * prefix + digit, None
+
+    sites = jax.random.split(key, size), first_rows
+    states, _ = jax.lax.scan(draw_site, jnp.zeros(num_draws, int), sites)
+    return digits(states, size, num_states, float_dtype(params))
