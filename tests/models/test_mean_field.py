@@ -40,7 +40,7 @@ def test_the_inverse_is_the_filter_of_eigenvalues(x64):
     from probjax.models.ising.mean_field import _susceptibility
 
     x = np.random.default_rng(0).binomial(1, 0.4, (30, 4)).astype(float)
-    _, found = jax.jit(partial(_susceptibility, damping=0.01))(x)
+    _, found = jax.jit(_susceptibility)(x, np.ones(30), 0.01)
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
     expected = vectors @ np.diag(values / (values**2 + 0.01)) @ vectors.T
     np.testing.assert_allclose(found, expected, atol=1e-10)
@@ -59,3 +59,17 @@ def test_units_that_never_change_are_refused():
         tap(np.array([[0, 1], [1, 1]]))
     with pytest.raises(ValueError, match="damping must not be negative, got -1"):
         mean_field(np.array([[0, 1], [1, 0]]), damping=-1)
+
+
+def test_small_eigenvalues_count_in_single_precision():
+    """Strong correlations: the inverse is that of double precision."""
+    rng = np.random.default_rng(0)
+    walk = np.cumsum(rng.normal(size=(4000, 24)), axis=1)  # neighbours nearly alike
+    x = (walk > 0).astype(np.float32)
+    covariance = np.cov(x.astype(float).T, bias=True)
+    values = np.linalg.eigvalsh(covariance)
+    assert values[0] < 0.01 * values[-1]
+    expected = np.linalg.inv(covariance) / 2
+    off = ~np.eye(24, dtype=bool)
+    found = matrix_of(mean_field(x))
+    np.testing.assert_allclose(found[off], expected[off], atol=2e-4)

@@ -18,12 +18,16 @@ expansion in small couplings; where correlations are strong they fail.
 Reference: Tanaka, PRE 58, 2302 (1998); thesis, "Two Dimensional Ising Spin Glass".
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.checks import holds
 from probjax.data.rows import as_data, refuse_mask
 from probjax.models.ising.model import Params, from_matrix
+from probjax.runs.driver import full_precision
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
 
@@ -41,8 +45,7 @@ def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
     >>> round(float(found.bias[0]), 3), round(abs(float(found.coupling[0])), 3)
     (1.099, 0.0)
     """
-    mean, inverse = _susceptibility(data, damping)
-    return _model(mean, inverse / 2, 0)
+    return _solved(_mean_field, data, damping)
 
 
 def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
@@ -58,41 +61,67 @@ def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
     >>> round(float(found.bias[0]), 3), round(abs(float(found.coupling[0])), 3)
     (1.099, 0.0)
     """
-    mean, inverse = _susceptibility(data, damping)
-    product = jnp.outer(2 * mean - 1, 2 * mean - 1)
-    inside = 1 - 2 * product * inverse
-    solvable = (jnp.abs(product) > 1e-4) & (inside >= 0)
-    root = jnp.sqrt(jnp.where(solvable, inside, 1))
-    coupling = (1 - root) / (2 * jnp.where(solvable, product, 1))
-    return _model(mean, jnp.where(solvable, coupling, inverse / 2), 1)
+    return _solved(_tap, data, damping)
 
 
-def _susceptibility(data: ArrayLike | Data, damping: float) -> tuple[Array, Array]:
-    """Means, and the regularised inverse of the covariance."""
+def _solved(method: Callable, data: ArrayLike | Data, damping: float) -> Params:
+    """Parameters by one of the compiled methods below, for checked data."""
     if damping < 0:
         raise ValueError(f"damping must not be negative, got {damping}")
     data = as_data(data)
     refuse_mask(data, "mean field needs the covariance of complete rows")
     x = binary(data.x)
-    mean = jnp.average(x, axis=0, weights=data.weights)
+    weights = np.ones(len(x), x.dtype) if data.weights is None else data.weights
+    with full_precision():
+        mean, matrix = method(x, weights, damping)
     if not holds(_varies, mean):
         raise ValueError(
             "every unit must be on in some rows and off in others: mean field has no "
             "finite bias for one that never changes"
         )
-    weights = jnp.ones(len(x), x.dtype) if data.weights is None else data.weights
+    return from_matrix(matrix)
+
+
+@jax.jit
+def _mean_field(x, weights, damping):
+    mean, inverse = _susceptibility(x, weights, damping)
+    return mean, _matrix(mean, inverse / 2, 0)
+
+
+@jax.jit
+def _tap(x, weights, damping):
+    mean, inverse = _susceptibility(x, weights, damping)
+    product = jnp.outer(2 * mean - 1, 2 * mean - 1)
+    inside = 1 - 2 * product * inverse
+    solvable = (jnp.abs(product) > 1e-4) & (inside >= 0)
+    root = jnp.sqrt(jnp.where(solvable, inside, 1))
+    coupling = (1 - root) / (2 * jnp.where(solvable, product, 1))
+    return mean, _matrix(mean, jnp.where(solvable, coupling, inverse / 2), 1)
+
+
+def _susceptibility(x, weights, damping):
+    """Means, and the regularised inverse of the covariance.
+
+    The covariance itself is factored: its square, in float32, would lose eigenvalues
+    below one or two percent of the largest.
+    """
+    mean = weights @ x / weights.sum()
     away = x - mean[None]
     covariance = (away * weights[:, None]).T @ away / weights.sum()
-    damped = covariance @ covariance + damping * jnp.eye(len(mean))
-    return mean, jnp.linalg.pinv(damped, hermitian=True) @ covariance
+    values, vectors = jnp.linalg.eigh(covariance)
+    rounding = len(mean) * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values))
+    is_kept = (jnp.abs(values) > rounding) | (damping > 0)
+    squares = jnp.where(is_kept, values**2 + damping, 1)
+    scale = jnp.where(is_kept, values / squares, 0)
+    return mean, (vectors * scale[None]) @ vectors.T
 
 
-def _model(mean, coupling, reaction):
+def _matrix(mean, coupling, reaction):
     coupling = jnp.where(jnp.eye(len(mean), dtype=bool), 0, coupling)
     coupling = (coupling + coupling.T) / 2
     bias = -jax.scipy.special.logit(mean) - 2 * coupling @ mean
     back = 2 * (1 - 2 * mean) * (coupling**2 @ (mean * (1 - mean)))
-    return from_matrix(coupling + jnp.diag(bias + reaction * back))
+    return coupling + jnp.diag(bias + reaction * back)
 
 
 def _varies(mean: Float[Array, " unit"]) -> Array:
