@@ -7,9 +7,11 @@ are restored, so that a file cannot make a program import anything else. A tree 
 holds other classes is loaded with `like`. Files of version 0.1.0 can be loaded, too.
 """
 
+import copy
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,19 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
     arrays: list[np.ndarray] = []
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
     leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
-    path = Path(path)
+    # The file behind a link is replaced, not the link.
+    path = Path(os.path.realpath(path))
     # A name of its own for every call, as several threads may save to one path.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}")
     try:
         with open(partial, "xb") as file:
-            np.savez(file, allow_pickle=False, structure=np.array(structure), **leaves)
+            # Without `allow_pickle`, which NumPy before 2.2 stores as an array: no leaf
+            # is an array of Python objects.
+            np.savez(file, structure=np.array(structure), **leaves)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -85,7 +92,8 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
     try:
         stored = read_arrays(path)
         header = json.loads(str(stored["structure"]))
-        arrays = [stored[f"leaf{i}"] for i in range(len(stored) - 1)]
+        num_leaves = sum(name.startswith("leaf") for name in stored)
+        arrays = [stored[f"leaf{i}"] for i in range(num_leaves)]
         if header["format"] not in (_FORMAT, _FORMAT_OF_0_1_0):
             raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
         is_old = header["format"] == _FORMAT_OF_0_1_0
@@ -106,14 +114,25 @@ def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
         return _describe_array(node, arrays)
     names = None if isinstance(node, type) else field_names(type(node))
     if names is not None:
-        fields = {name: _describe(getattr(node, name), arrays) for name in names}
-        return {"record": name_of(type(node)), "fields": fields}
+        kind = name_of(type(node))
+        fields = {
+            name: _describe_field(kind, getattr(node, name), arrays) for name in names
+        }
+        return {"record": kind, "fields": fields}
     if isinstance(node, (tuple, list)):
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [_describe(child, arrays) for child in node]}
     if isinstance(node, dict) and all(isinstance(name, str) for name in node):
         return {"dict": {name: _describe(node[name], arrays) for name in sorted(node)}}
     raise ValueError(f"cannot save a {type(node).__name__}: {node!r}")
+
+
+def _describe_field(kind: str, value: Any, arrays: list[np.ndarray]) -> Any:
+    """Field of a record in JSON; a function of a foreign class is left to `like`."""
+    is_foreign = ":" in kind
+    if is_foreign and callable(value) and field_names(type(value)) is None:
+        return {"function": getattr(value, "__name__", type(value).__name__)}
+    return _describe(value, arrays)
 
 
 def _describe_array(node, arrays):
@@ -188,8 +207,27 @@ def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
                 field: _rebuild(child, arrays, likes[field])
                 for field, child in fields.items()
             }
-            return kind(**fields)
+            is_foreign = like is not None and ":" in name
+            return _replaced(like, fields) if is_foreign else kind(**fields)
+        case {"function": name}:
+            if like is None:
+                raise ValueError(f"it holds the function {name}; pass like= to read it")
+            return like
     raise ValueError(f"it holds an unknown node {sorted(node)}")
+
+
+def _replaced(like: Any, fields: dict) -> Any:
+    """Copy of a record or dataclass with new fields, without its constructor.
+
+    The constructor of a class of other libraries, such as an Equinox module, may take
+    other arguments than its fields.
+    """
+    if isinstance(like, tuple):
+        return like._replace(**fields)  # pyright: ignore
+    found = copy.copy(like)
+    for name, value in fields.items():
+        object.__setattr__(found, name, value)
+    return found
 
 
 def _check_fields(name, fields, kind):
@@ -204,9 +242,15 @@ def _check_fields(name, fields, kind):
 def _array(array, like):
     if like is not None and jnp.shape(like) != array.shape:
         raise ValueError(f"expected shape {jnp.shape(like)}, got {array.shape}")
-    if array.dtype == np.float64 and not jax.config.jax_enable_x64:  # pyright: ignore
-        raise ValueError("it holds float64 numbers: enable jax_enable_x64 to load them")
-    return jax.device_put(array)
+    narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+    if narrow != array.dtype:
+        # Integers that fit keep their values; other numbers would lose digits.
+        fits = array.dtype.kind in "iu" and np.array_equal(array.astype(narrow), array)
+        if not fits:
+            raise ValueError(
+                f"it holds {array.dtype} numbers: enable jax_enable_x64 to load them"
+            )
+    return jax.device_put(array.astype(narrow))
 
 
 def _check_names(given, expected):

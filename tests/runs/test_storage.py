@@ -1,5 +1,8 @@
+import dataclasses
+import io
 import os
 import threading
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -211,3 +214,77 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 4
     storage.remove_partial_files(path)
     assert set(tmp_path.iterdir()) == set(others)
+
+
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
+DTYPES += "float64 complex64 complex128"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.split())
+def test_every_dtype_comes_back_equal_or_is_refused(dtype, tmp_path):
+    """Wide integers that fit are narrowed, as by `jnp.asarray`; others are refused."""
+    array = np.array([0, 1, 1], dtype)
+    storage.save(tmp_path / "a.npz", {"x": array})
+    if dtype in ("float64", "complex128"):
+        with pytest.raises(ValueError, match=f"holds {dtype} numbers: enable"):
+            storage.load(tmp_path / "a.npz")
+    else:
+        found = np.asarray(storage.load(tmp_path / "a.npz")["x"])
+        np.testing.assert_array_equal(found, array)
+    with jax.enable_x64(True):
+        wide = np.asarray(storage.load(tmp_path / "a.npz")["x"])
+    np.testing.assert_array_equal(wide, array)
+    assert wide.dtype == array.dtype
+
+
+@pytest.mark.parametrize("largest", [2**40 + 7, 2**31, -(2**31) - 1])
+def test_integers_that_do_not_fit_are_refused(largest, tmp_path):
+    storage.save(tmp_path / "a.npz", {"x": np.array([largest, 3])})
+    with pytest.raises(ValueError, match="holds int64 numbers: enable"):
+        storage.load(tmp_path / "a.npz")
+
+
+def test_files_of_an_older_numpy_load(tmp_path):
+    """NumPy before 2.2 stores `allow_pickle` of `savez` as an array."""
+    path, stored = tmp_path / "a.npz", io.BytesIO()
+    storage.save(path, {"x": np.ones(2, np.float32)})
+    np.save(stored, np.array(False))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("allow_pickle.npy", stored.getvalue())
+    np.testing.assert_array_equal(storage.load(path)["x"], np.ones(2))
+
+
+def test_saving_through_a_link_keeps_the_link_and_the_permissions(tmp_path):
+    target, link = tmp_path / "target.npz", tmp_path / "link.npz"
+    storage.save(target, {"x": np.zeros(2, np.float32)})
+    target.chmod(0o640)
+    link.symlink_to(target)
+    storage.save(link, {"x": np.ones(2, np.float32)})
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    np.testing.assert_array_equal(storage.load(target)["x"], np.ones(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Module as other libraries build it: fields are not arguments."""
+
+    weight: np.ndarray
+    activation: object
+
+    def __init__(self, size, activation):
+        object.__setattr__(self, "weight", np.full(size, 2.0, np.float32))
+        object.__setattr__(self, "activation", activation)
+
+
+def test_modules_of_other_libraries_come_back_in_their_likeness(tmp_path):
+    layer = Layer(3, np.tanh)
+    storage.save(tmp_path / "a.npz", {"first": layer})
+    like = Layer(3, np.tanh)
+    object.__setattr__(like, "weight", np.zeros(3, np.float32))
+    found = storage.load(tmp_path / "a.npz", like={"first": like})["first"]
+    assert isinstance(found, Layer)
+    assert found.activation is np.tanh
+    np.testing.assert_array_equal(found.weight, layer.weight)
+    with pytest.raises(ValueError, match="pass like= to read it"):
+        storage.load(tmp_path / "a.npz")
