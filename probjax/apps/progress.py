@@ -19,7 +19,7 @@ from probjax.fitting.stopping import Progress
 from probjax.samplers.sample import Draws
 
 
-class Reading(NamedTuple):
+class _Reading(NamedTuple):
     """Position of a bar, and the text beside it.
 
     Attributes:
@@ -77,39 +77,39 @@ def progress_bar(
 
 
 @singledispatch
-def _reading(record: Any, before: int) -> Reading:
+def _reading(record: Any, before: int) -> _Reading:
     """Reading of a bar for what a driver reports, after `before` units."""
     raise TypeError(f"a progress bar cannot show a {type(record).__name__}")
 
 
 @_reading.register
-def _(record: Progress, before: int) -> Reading:
+def _(record: Progress, before: int) -> _Reading:
     note = f"loss {float(record.loss):.6g}, gradient {float(record.gradient_norm):.2g}"
-    return Reading(int(record.step), note, None, "step")
+    return _Reading(int(record.step), note, None, "step")
 
 
 @_reading.register
-def _(record: Draws, before: int) -> Reading:
+def _(record: Draws, before: int) -> _Reading:
     made = before + jax.tree.leaves(record.x)[0].shape[1]
     accepted = f"accepted {float(jnp.mean(record.info.accept)):.3f}"
-    return Reading(made, accepted, None, "draw")
+    return _Reading(made, accepted, None, "draw")
 
 
 @_reading.register
-def _(record: Annealed, before: int) -> Reading:
+def _(record: Annealed, before: int) -> _Reading:
     note = f"ESS {float(record.ess):.3g} of {len(record.log_weights)}"
     last = int(record.plan.length)
-    return Reading(int(record.particles.step), note, last, "step")
+    return _Reading(int(record.particles.step), note, last, "step")
 
 
 @_reading.register
-def _(record: RowsDone, before: int) -> Reading:
+def _(record: RowsDone, before: int) -> _Reading:
     rows = record.per_row
     note = f"log p {float(jnp.mean(rows)):.6g}" if len(rows) else ""
-    return Reading(int(record.num_done), note, record.num_rows, "row")
+    return _Reading(int(record.num_done), note, record.num_rows, "row")
 
 
-def _bar(total: int | None, file: TextIO | None) -> Callable[[Reading], None]:
+def _bar(total: int | None, file: TextIO | None) -> Callable[[_Reading], None]:
     """Function that moves a new bar to a reading."""
     try:
         from tqdm.auto import tqdm
@@ -121,7 +121,7 @@ def _bar(total: int | None, file: TextIO | None) -> Callable[[Reading], None]:
     bar: Any = tqdm(total=total, file=file, disable=silent, postfix="compiling")
     waiting = True
 
-    def advance(reading: Reading) -> None:
+    def advance(reading: _Reading) -> None:
         nonlocal waiting
         bar.unit = reading.unit
         bar.total = reading.total if reading.total is not None else total
