@@ -39,7 +39,7 @@ HOLD_FUNCTIONS = """
     samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning apps.progress:_Reading data.blocks:Block
+    annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
