@@ -7,9 +7,9 @@ the intercept c of a logistic regression that separates the two sets:
 
     sum_i sigmoid(a_i - c + m) = sum_j sigmoid(-(b_j - c + m)),    m = log(n_b / n_a).
 
-The estimate has the smallest variance of all weighted means over both sets. Its error is
-that of a jackknife over batches of particles, which also holds if neighbouring starts of
-the reverse run, such as successive draws of a chain, are correlated.
+The estimate has the smallest variance of all weighted means over both sets. Its error
+is that of a jackknife over batches of particles, which also holds if neighbouring
+starts of the reverse run, such as successive draws of a chain, are correlated.
 
 Reference: Bennett, J. Comput. Phys. 22, 245 (1976); Shirts, Bair, Hooker and Pande,
 PRL 91, 140601 (2003).
@@ -40,7 +40,8 @@ def bennett(
     (True, True)
     """
     count = min(NUM_BATCHES, len(forward), len(backward))
-    whole = _balance(forward, backward, jnp.ones(len(forward)), jnp.ones(len(backward)))
+    ones = [jnp.ones_like(side) for side in (forward, backward)]
+    whole = _balance(forward, backward, *ones)
     if count < 2:
         return whole, jnp.full_like(whole, jnp.nan)
     kept = [_all_but_one(len(side), count, side.dtype) for side in (forward, backward)]
