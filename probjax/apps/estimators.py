@@ -55,14 +55,14 @@ except ImportError as error:
         "estimators require scikit-learn 1.6 or newer: pip install scikit-learn"
     ) from error
 
-# Scikit-learn reads parameters from the signature of `__init__`, which `dataclass`
-# writes from the fields of a class and of its bases.
-_estimator = dataclass(kw_only=True, eq=False, repr=False)
 
-
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Density(ABC, DensityMixin, BaseEstimator):
-    """Density estimator of one family of `FAMILIES`."""
+    """Density estimator for one family of `FAMILIES`.
+
+    Scikit-learn reads parameters from the signature of `__init__`. Every estimator is a
+    dataclass, for which Python generates it from the fields of the class and its bases.
+    """
 
     _family_name: ClassVar[str]
 
@@ -172,7 +172,7 @@ class _Density(ABC, DensityMixin, BaseEstimator):
         return fitted_models.draw(key, self.model_, n_samples).astype(np.float64)
 
 
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Bits(_Density):
     """Density estimator for bits."""
 
@@ -203,7 +203,7 @@ class _Bits(_Density):
         return self.objective(self._family.energy)
 
 
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ising(_Bits):
     """Ising model, or fully visible Boltzmann machine: bits with pairwise couplings.
 
@@ -242,7 +242,7 @@ class Ising(_Bits):
     _family_name = "ising"
 
 
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class Hopfield(OneToOneFeatureMixin, TransformerMixin, _Bits):
     """Hopfield network that stores rows as memories; `transform` recalls them.
 
@@ -267,14 +267,14 @@ class Hopfield(OneToOneFeatureMixin, TransformerMixin, _Bits):
         return fitted_models.apply_in_blocks(partial(_recall, self.params_), x)
 
 
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
     """Restricted Boltzmann machine; `transform` returns the means of its hidden units.
 
     Unlike scikit-learn's `BernoulliRBM`, `score` returns the true log-likelihood.
 
     Args:
-        n_components: the number of hidden units.
+        n_components: the number of hidden units, also accepted by position.
         objective: the loss, as for `Ising`. The default `PseudoLikelihood` is bounded
             below. `MPF` is not if hidden units can distinguish all rows from their
             neighbours, so that a fit to few rows may not converge.
@@ -308,7 +308,7 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
         return fitted_models.apply_in_blocks(partial(_hidden_means, self.params_), x)
 
 
-@_estimator
+@dataclass(kw_only=True, eq=False, repr=False)
 class Potts(_Density):
     """Potts model: sites of several letters with pairwise couplings, as for proteins.
 

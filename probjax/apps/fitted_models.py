@@ -29,7 +29,12 @@ from probjax.types import Array, Data, Objective, Params, Penalty, PRNGKeyArray
 
 MAX_LOG2_TERMS = 20
 """Base-2 logarithm of the largest number of states that is enumerated."""
-NUM_PARTICLES, NUM_CHAINS, NUM_WARMUP, THIN, BLOCK = 200, 200, 1000, 10, 256
+NUM_PARTICLES = 200
+"""Number of particles of annealing."""
+NUM_CHAINS, NUM_WARMUP, THIN = 200, 1000, 10
+"""Number of Markov chains, of their warmup steps, and of steps between their draws."""
+BLOCK = 256
+"""Number of rows that one compiled call evaluates."""
 
 
 class Model(NamedTuple):
