@@ -7,7 +7,7 @@ import math
 import sys
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -23,6 +23,11 @@ from probjax.objectives.penalty import L1, L2
 from probjax.runs import storage
 from probjax.runs.npz import array_names
 from probjax.types import Objective, Params
+
+WITH_HIDDEN = " or ".join(name for name, each in FAMILIES.items() if each.has_hidden)
+"""Families with hidden units, for error messages."""
+OF_LETTERS = " or ".join(name for name, each in FAMILIES.items() if not each.is_binary)
+"""Families for more than two letters, for error messages."""
 
 
 def fit(args: Namespace) -> None:
@@ -134,7 +139,7 @@ def load(path: Path) -> Model:
 
 
 def print_progress(message: str) -> None:
-    """Print the step that follows on standard error."""
+    """Print on standard error what is computed next."""
     print(f"probjax: {message}", file=sys.stderr, flush=True)
 
 
@@ -156,28 +161,18 @@ def _check_fit(args: Namespace) -> None:
     _check_figures(args.figures)
     family = FAMILIES[args.model]
     if args.hidden is not None and not family.has_hidden:
-        others = _names(name for name, each in FAMILIES.items() if each.has_hidden)
-        raise ValueError(f"--hidden requires --model {others}, got {args.model}")
+        raise ValueError(f"--hidden requires --model {WITH_HIDDEN}, got {args.model}")
     if args.states is not None and family.is_binary:
-        raise ValueError(f"--states requires --model {_of_letters()}, got {args.model}")
+        raise ValueError(f"--states requires --model {OF_LETTERS}, got {args.model}")
     if args.hidden is None:
         args.hidden = 16
     if args.estimator is None:
         args.estimator = next(iter(family.objectives))
     if args.estimator not in family.objectives:
         raise ValueError(
-            f"--estimator must be {_names(family.objectives)} for --model "
+            f"--estimator must be {' or '.join(family.objectives)} for --model "
             f"{args.model}, got {args.estimator}"
         )
-
-
-def _names(names: Iterable[str]) -> str:
-    return " or ".join(names)
-
-
-def _of_letters() -> str:
-    """Return the names of the families for more than two letters."""
-    return _names(name for name, family in FAMILIES.items() if not family.is_binary)
 
 
 def _check_sum(args: Namespace, start: Params) -> None:
@@ -195,7 +190,7 @@ def _num_states(args: Namespace, table: tables.Table) -> int:
     if FAMILIES[args.model].is_binary and found > 2:
         raise ValueError(
             f"{args.data} must have two letters for --model {args.model}, got {found}; "
-            f"use --model {_of_letters()}"
+            f"use --model {OF_LETTERS}"
         )
     if args.states is not None and args.states < found:
         raise ValueError(

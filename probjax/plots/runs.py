@@ -104,7 +104,7 @@ def autocovariance(
     ax.fill_between(spent, low, high, color=color, alpha=0.2, linewidth=0)
     ax.plot(spent, curve, color=color, linestyle=linestyle, label=label)
     ax.set_xlim(0, None)
-    return finish(ax, f"{unit} between", "autocovariance / variance")
+    return finish(ax, f"lag, in {unit}", "autocovariance / variance")
 
 
 def _normalised_autocovariance(draws):
