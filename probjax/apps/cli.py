@@ -1,7 +1,7 @@
-"""`probjax` on the command line: what may be asked for, and how trouble is told.
+"""Command line `probjax`: its options, exit codes and error messages.
 
-Exit codes are 0 if all went well, 1 for trouble on the way and 2 for a request or a
-file that makes no sense. Trouble is one sentence, never a traceback.
+The exit code is 0 on success, 2 if an option or a file is invalid and 1 for any other
+error. Each error is printed as one sentence, without a traceback.
 """
 
 import argparse
@@ -12,27 +12,29 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from probjax import __version__
-from probjax.apps.compilation_cache import programs_kept
+from probjax.apps import commands, demo
+from probjax.apps.compilation_cache import keep_programs
+from probjax.apps.families import FAMILIES
 
-_ABOUT = """Learn models of bits, spins and letters whose partition function is unknown.
+_ABOUT = """Fit models of bits, spins and letters whose partition function is unknown.
 
-  probjax fit spikes.npy --out model.npz      learn an Ising model of rows
+  probjax fit spikes.npy --out model.npz      fit an Ising model to rows
   probjax evaluate model.npz held-out.npy     its log-likelihood, with log Z
-  probjax sample model.npz --num 1000         rows drawn from it
-  probjax demo                                a first look, in a minute
+  probjax sample model.npz --num 1000         draw rows from it
+  probjax demo                                an example that takes a minute
 
 Tables are .npy, .npz, .csv or .tsv files with a row for each observation and a column
-for each site. `probjax fit --help` and so on tell more, with examples."""
+for each site. For details and examples see `probjax fit --help` and so on."""
 
-_FIT = """Learn a model without its partition function, and write it to a file.
+_FIT = """Fit a model without computing its partition function, and save it to a file.
 
-Entries are bits, spins of -1 and 1, whole numbers from 0 (for --model potts) or text,
-as A,C,G,T; a .csv may have a header, whose names the model keeps. The file written
-holds arrays, and no pickle.
+Entries are bits, spins of -1 and 1, whole numbers from 0 (for --model potts) or text
+such as A,C,G,T. A .csv file may have a header, whose names are saved with the model.
+The saved file contains arrays and no pickles.
 
 Couplings are J of E = x'Jx, where likely states x of 0 and 1 have a low energy E: a
-positive J_ij means "seldom on together", and 2 J_ij is the energy of the pair. Those of
-hopfield are of E = -x'Jx / 2 + theta'x, and have the other sign."""
+positive J_ij means "seldom on together", and 2 J_ij is the energy of the pair. For
+hopfield they are J of E = -x'Jx / 2 + theta'x, which has the opposite sign."""
 
 _FIT_EXAMPLE = """examples:
   probjax fit spikes.npy
@@ -40,65 +42,63 @@ _FIT_EXAMPLE = """examples:
   probjax fit family.csv --model potts --l2 0.01 --figures out
   probjax fit digits.npz --array train --model rbm --hidden 50"""
 
-_EVALUATE = """The mean log-likelihood of rows that were not fitted, in nats per row.
+_EVALUATE = """Print the mean log-likelihood of held-out rows, in nats per row.
 
-log Z is summed exactly where that takes at most 2^20 states, and else estimated from
-both sides, which gives an interval: particles annealed towards the model, and others
-back from the ends of Markov chains. It holds if those chains have reached all of the
-model."""
+log Z is summed exactly if that takes at most 2^20 terms. Otherwise an interval is
+estimated by annealing in both directions: from independent sites to the model, and back
+from the last states of Markov chains. The interval is valid if these chains have
+converged to the model."""
 
-_SAMPLE = """Rows drawn from a model, as they were called in the data.
+_SAMPLE = """Draw rows from a model and write them with the letters of the fitted data.
 
-They are independent if there are at most 2^20 states, else of up to 200 Markov chains,
-of which every tenth state is kept after a thousand."""
+Rows are independent if there are at most 2^20 states. Otherwise they come from up to
+200 Markov chains, of which every tenth state is kept after 1,000 warmup steps."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that was asked for, and return the exit code.
+    """Run one command and return its exit code.
 
-    >>> main(["fit", "no-such-table.csv"])  # says why on the standard error
+    Args:
+        argv: the words after `probjax`; None for those of this process.
+
+    >>> main(["fit", "no-such-table.csv"])  # prints an error on standard error
     2
     """
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        with nullcontext() if given.no_cache else programs_kept():
-            code = _run(given)
-    for said in dict.fromkeys(str(note.message) for note in notes):
-        print(f"probjax: note: {said}", file=sys.stderr)
+        with nullcontext() if args.no_cache else keep_programs():
+            code = _run(args)
+    for message in dict.fromkeys(str(note.message) for note in notes):
+        print(f"probjax: note: {message}", file=sys.stderr)
     return code
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     try:
-        _do(given)
+        _run_command(args)
     except ValueError as error:
-        return _tell(error, 2)
+        return _print_error(error, 2)
     except KeyboardInterrupt:
         print("probjax: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        return _tell(error, 1)
+        return _print_error(error, 1)
     return 0
 
 
-def _do(given: argparse.Namespace) -> None:
-    # Imported on call: help is to be quick.
-    if given.command == "demo":
-        from probjax.apps.demo import run
-
-        run(given.out)
+def _run_command(args: argparse.Namespace) -> None:
+    if args.command == "demo":
+        demo.run(args.out)
         return
-    from probjax.apps import commands
-
     {"fit": commands.fit, "evaluate": commands.evaluate, "sample": commands.sample}[
-        given.command
-    ](given)
+        args.command
+    ](args)
 
 
-def _tell(error: Exception, code: int) -> int:
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    print(f"probjax: {said}", file=sys.stderr)
+def _print_error(error: Exception, code: int) -> int:
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    print(f"probjax: {message}", file=sys.stderr)
     return code
 
 
@@ -109,23 +109,23 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"probjax {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    _add_fit(_command(commands, "fit", "learn a model of a table", _FIT, _FIT_EXAMPLE))
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_fit(_command(subparsers, "fit", "fit a model to a table", _FIT, _FIT_EXAMPLE))
     example = "example:\n  probjax evaluate model.npz held-out.npy"
-    about = "the log-likelihood of a table"
-    _add_evaluate(_command(commands, "evaluate", about, _EVALUATE, example))
+    about = "print the log-likelihood of a table"
+    _add_evaluate(_command(subparsers, "evaluate", about, _EVALUATE, example))
     example = "example:\n  probjax sample model.npz --num 1000 --out samples.csv"
-    _add_sample(_command(commands, "sample", "draw rows", _SAMPLE, example))
-    about = "fit a spin glass whose answer is known, and draw the outcome"
-    demo = _command(commands, "demo", about, about, "example:\n  probjax demo")
-    demo.add_argument(
+    _add_sample(_command(subparsers, "sample", "draw rows", _SAMPLE, example))
+    about = "fit a simulated spin glass and compare with its true parameters"
+    demo_parser = _command(subparsers, "demo", about, about, "example:\n  probjax demo")
+    demo_parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder for the figure (./out)"
     )
     return parser
 
 
-def _command(commands, name, brief, about, example):
-    parser = commands.add_parser(
+def _command(subparsers, name, brief, about, example):
+    parser = subparsers.add_parser(
         name,
         help=brief,
         description=about,
@@ -135,7 +135,7 @@ def _command(commands, name, brief, about, example):
     parser.add_argument(
         "--no-cache",
         action="store_true",
-        help="compile everything, and do not keep it for the next call",
+        help="compile everything, and do not keep programs for the next call",
     )
     return parser
 
@@ -144,31 +144,41 @@ def _add_fit(parser):
     _add_table(parser)
     parser.add_argument(
         "--model",
-        choices=("ising", "potts", "rbm", "hopfield"),
+        choices=tuple(FAMILIES),
         default="ising",
         help="bits in pairs (ising, the default; hopfield), letters in pairs (potts), "
         "or bits and hidden units (rbm)",
     )
+    estimators = [name for family in FAMILIES.values() for name in family.objectives]
     parser.add_argument(
         "--estimator",
-        choices=("mpf", "pseudolikelihood", "likelihood"),
-        help="minimum probability flow (mpf, the default but for an rbm, whose flow "
-        "may have no minimum), pseudolikelihood (then), or exact likelihood for small "
-        "models",
+        choices=tuple(dict.fromkeys(estimators)),
+        help="minimum probability flow (mpf, the default except for rbm, whose flow "
+        "may have no minimum), pseudolikelihood (the default for rbm), or exact "
+        "likelihood for small models",
     )
     penalty = parser.add_mutually_exclusive_group()
     penalty.add_argument(
-        "--l2", type=_strength, default=1e-4, help="strength of the penalty (1e-4)"
+        "--l2",
+        type=_strength,
+        default=1e-4,
+        help="strength of an L2 penalty (1e-4)",
     )
     penalty.add_argument(
-        "--l1", type=_strength, help="the same, for couplings that are exactly 0"
+        "--l1",
+        type=_strength,
+        help="strength of an L1 penalty on couplings instead, which sets some of them "
+        "exactly to 0",
     )
     parser.add_argument("--hidden", type=_count, help="hidden units of an rbm (16)")
     parser.add_argument(
-        "--states", type=_count, help="letters of a potts model (as the data have)"
+        "--states", type=_count, help="letters of a potts model (those in the data)"
     )
     parser.add_argument(
-        "--max-steps", type=_count, default=2000, help="steps of descent at most (2000)"
+        "--max-steps",
+        type=_count,
+        default=2000,
+        help="largest number of descent steps (2000)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("model.npz"), help="file (model.npz)"
@@ -176,27 +186,28 @@ def _add_fit(parser):
     parser.add_argument(
         "--couplings",
         type=Path,
-        help="a .csv to write couplings to, under the names of the sites: J, of ising "
-        "with biases on the diagonal; contact scores of potts; weights of an rbm, a "
-        "row for each hidden unit",
+        help="a .csv file for the couplings, with the names of the sites as header: J, "
+        "for ising with biases on the diagonal; contact scores for potts; weights for "
+        "rbm, a row for each hidden unit",
     )
-    _add_rest(parser)
+    _add_seed_and_figures(parser)
 
 
 def _add_evaluate(parser):
-    parser.add_argument("model", type=Path, help="what `probjax fit` wrote")
+    parser.add_argument("model", type=Path, help="a file that `probjax fit` wrote")
     _add_table(parser)
     parser.add_argument(
         "--annealing-steps",
         type=_count,
         default=1000,
-        help="distributions on the way to log Z; more are narrower (1000)",
+        help="intermediate distributions for log Z; more give a narrower interval "
+        "(1000)",
     )
-    _add_rest(parser)
+    _add_seed_and_figures(parser)
 
 
 def _add_sample(parser):
-    parser.add_argument("model", type=Path, help="what `probjax fit` wrote")
+    parser.add_argument("model", type=Path, help="a file that `probjax fit` wrote")
     parser.add_argument("--num", type=_count, default=1000, help="rows (1000)")
     parser.add_argument(
         "--out",
@@ -204,17 +215,23 @@ def _add_sample(parser):
         default=Path("samples.npy"),
         help="file, .npy or .csv (samples.npy)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random numbers (0)")
+    _add_seed(parser)
 
 
 def _add_table(parser):
     parser.add_argument("data", type=Path, help="table: .npy, .npz, .csv or .tsv")
-    parser.add_argument("--array", help="which array of an .npz with several")
+    parser.add_argument("--array", help="name of the array, for an .npz with several")
 
 
-def _add_rest(parser):
-    parser.add_argument("--seed", type=int, default=0, help="of random numbers (0)")
-    parser.add_argument("--figures", type=Path, help="folder to draw a figure in")
+def _add_seed_and_figures(parser):
+    _add_seed(parser)
+    parser.add_argument("--figures", type=Path, help="folder for a figure")
+
+
+def _add_seed(parser):
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of random numbers (0)"
+    )
 
 
 def _count(text: str) -> int:
@@ -226,7 +243,7 @@ def _count(text: str) -> int:
 def _strength(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+        raise argparse.ArgumentTypeError(f"must be finite and not negative, got {text}")
     return value
 
 

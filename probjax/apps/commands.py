@@ -1,269 +1,274 @@
-"""What `probjax fit`, `evaluate` and `sample` do: files in, files and a report out."""
+"""Commands `probjax fit`, `evaluate` and `sample`, which read and write files.
+
+Each command prints a report on standard output and its progress on standard error.
+"""
 
 import math
 import sys
 import zipfile
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from probjax import plots
-from probjax.apps import couplings, families, tables
-from probjax.apps.families import FAMILIES, Model
+from probjax.apps import couplings, fitted_models, tables
+from probjax.apps.families import FAMILIES, Independent
+from probjax.apps.fitted_models import Model
 from probjax.diagnostics import goodness
 from probjax.exact.enumeration_blocks import LIMIT
-from probjax.models import hopfield, ising, potts, rbm
-from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.penalty import L1, L2
-from probjax.objectives.pseudolikelihood import PseudoLikelihood
 from probjax.runs import storage
 from probjax.runs.npz import array_names
-from probjax.types import Data
+from probjax.types import Objective, Params
 
-_OBJECTIVES = {
-    "mpf": families.SiteFlow,
-    "pseudolikelihood": PseudoLikelihood,
-    "likelihood": MaximumLikelihood,
-}
+WITH_HIDDEN = " or ".join(name for name, each in FAMILIES.items() if each.has_hidden)
+"""Families with hidden units, for error messages."""
+OF_LETTERS = " or ".join(name for name, each in FAMILIES.items() if not each.is_binary)
+"""Families for more than two letters, for error messages."""
 
 
-def fit(asked: Namespace) -> None:
-    """Learn a model of a table, write it, and say how that went."""
-    _check_fit(asked)
-    table = tables.read(asked.data, array=asked.array)
-    num_states = _num_states(asked, table)
-    data = families.counted(table.x)
-    start_key, fit_key = jax.random.split(jax.random.key(asked.seed))
-    start = _start(start_key, asked, data, num_states)
-    _check_sum(asked, start)
-    penalty = L2(asked.l2) if asked.l1 is None else L1(asked.l1)
-    say("compiling and fitting ...")
-    model, found = families.learn(
+def fit(args: Namespace) -> None:
+    """Fit a model to a table, save it and print a report."""
+    _check_fit(args)
+    table = tables.read(args.data, array=args.array)
+    num_states = _num_states(args, table)
+    data = fitted_models.distinct_rows(table.x)
+    start_key, fit_key = jax.random.split(jax.random.key(args.seed))
+    start = FAMILIES[args.model].init(start_key, data, num_states, args.hidden)
+    _check_sum(args, start)
+    penalty = L2(args.l2) if args.l1 is None else L1(args.l1)
+    print_progress("compiling and fitting ...")
+    model, found = fitted_models.fit_model(
         fit_key,
-        asked.model,
-        _objective(asked, num_states),
+        args.model,
+        _objective(args, num_states),
         start,
         data,
         penalty=penalty if penalty.strength else None,
-        max_steps=asked.max_steps,
+        max_steps=args.max_steps,
     )
     model = model._replace(alphabet=table.alphabet, names=table.header)
-    storage.save(asked.out, model)
+    storage.save(args.out, model)
     outcome = "converged" if found.converged else "not converged"
     lines = [
-        ("data", _described(asked.data, table)),
-        ("estimator", f"{asked.estimator}, {_penalised(penalty)}"),
+        ("data", _describe_table(args.data, table)),
+        ("estimator", f"{args.estimator}, {_describe_penalty(penalty)}"),
         ("loss", f"{float(found.loss):.6g}"),
         ("descent", f"{len(found.losses)} steps, {outcome}"),
-        *_told_couplings(asked, model),
-        ("written", str(asked.out)),
+        *_report_couplings(args, model),
+        ("written", str(args.out)),
         *(("note", note) for note in _notes(table)),
     ]
-    _report(f"{asked.model} model of {asked.data.name}", lines)
-    print(f"\nNext: probjax evaluate {asked.out} HELD_OUT_DATA")
+    _print_report(f"{args.model} model of {args.data.name}", lines)
+    print(f"\nNext: probjax evaluate {args.out} HELD_OUT_DATA")
 
 
-def evaluate(asked: Namespace) -> None:
-    """The log-likelihood of a table, with what it is uncertain by."""
-    _check_figures(asked.figures)
-    model = load(asked.model)
-    table = tables.read(asked.data, array=asked.array, alphabet=model.alphabet)
-    _check_states(asked.data, model, table.x)
-    if asked.figures is not None and len(table.x) < 2:
+def evaluate(args: Namespace) -> None:
+    """Print the mean log-likelihood of a table with its standard errors."""
+    _check_figures(args.figures)
+    model = load(args.model)
+    table = tables.read(args.data, array=args.array, alphabet=model.alphabet)
+    _check_states(args.data, model, table.x)
+    if args.figures is not None and len(table.x) < 2:
         raise ValueError(
-            f"{asked.data} has one row, and --figures compare at least two"
+            f"{args.data} must have at least two rows with --figures, got one; leave "
+            "--figures out"
         )
-    x = _in_order(asked.data, model.names, table)
-    is_exact = families.can_sum(model)
-    say("summing log Z ..." if is_exact else "running chains and annealing log Z ...")
-    found = families.from_both_sides(
-        jax.random.key(asked.seed), model, num_steps=asked.annealing_steps
+    x = _match_columns(args.data, model.names, table)
+    is_exact = fitted_models.can_sum(model)
+    print_progress(
+        "summing log Z ..." if is_exact else "running chains and annealing log Z ..."
     )
-    minus_energy = -families.energies(model, x)
+    found = fitted_models.bracket_log_z(
+        jax.random.key(args.seed), model, num_steps=args.annealing_steps
+    )
+    minus_energy = -fitted_models.energies(model, x)
     mean, count = float(minus_energy.mean()), len(minus_energy)
     spread = minus_energy.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
-    by_log_z = "" if is_exact else f"{found.stderr:.2g} by log Z, "
-    within = f"{mean - found.upper:.6f} to {mean - found.lower:.6f} by log Z"
+    from_log_z = "" if is_exact else f"{found.stderr:.2g} from log Z, "
+    bounds = f"{mean - found.upper:.6f} to {mean - found.lower:.6f} (bounds on log Z)"
     lines = [
-        ("data", _described(asked.data, table)),
+        ("data", _describe_table(args.data, table)),
         ("log-likelihood", f"{mean - found.log_z:.6f} nats per row"),
-        ("standard error", f"{by_log_z}{spread:.2g} over rows"),
-        *([] if is_exact else [("interval", within)]),
+        ("standard error", f"{from_log_z}{spread:.2g} over rows"),
+        *([] if is_exact else [("interval", bounds)]),
         ("log Z", f"{found.log_z:.6f}, {found.said}"),
         ("independent sites", f"{_independent(model, x):.6f} nats per row"),
     ]
     if not found.trusted:
-        lines.append(("beware", "few particles count: raise --annealing-steps"))
-    if asked.figures is not None:
-        say("drawing rows for the figure ...")
-        key = jax.random.key(asked.seed + 1)
-        lines.append(("figure", _draw_moments(asked.figures, key, model, x)))
-    _report(f"{model.family} model {asked.model.name}", lines)
+        lines.append(
+            ("warning", "too few effective particles: raise --annealing-steps")
+        )
+    if args.figures is not None:
+        print_progress("drawing rows for the figure ...")
+        key = jax.random.key(args.seed + 1)
+        lines.append(("figure", _plot_pairs(args.figures, key, model, x)))
+    _print_report(f"{model.family} model {args.model.name}", lines)
 
 
-def sample(asked: Namespace) -> None:
-    """Draw rows and write them."""
-    _check_out("--out", asked.out, ".npy", ".csv")
-    model = load(asked.model)
-    say("drawing ...")
-    rows = families.draw(jax.random.key(asked.seed), model, asked.num)
-    tables.write(asked.out, rows, model.alphabet, model.names)
-    print(f"{len(rows):,} rows of {rows.shape[1]} sites written to {asked.out}")
+def sample(args: Namespace) -> None:
+    """Draw rows from a model and write them to a file."""
+    _check_output("--out", args.out, ".npy", ".csv")
+    model = load(args.model)
+    print_progress("drawing ...")
+    rows = fitted_models.draw(jax.random.key(args.seed), model, args.num)
+    tables.write(args.out, rows, model.alphabet, model.names)
+    print(f"{len(rows):,} rows of {rows.shape[1]} sites written to {args.out}")
 
 
 def load(path: Path) -> Model:
-    """The model in a file of `probjax fit`; anything else is refused."""
+    """Return the model in a file that `probjax fit` wrote; raise for any other file."""
     if not path.is_file():
-        raise ValueError(f"{path} is no file")
-    if _is_foreign(path):
+        raise ValueError(f"{path} is not a file")
+    if not _may_be_saved_tree(path):
         raise ValueError(
-            f"{path} is no model of probjax: the model comes first, then the data"
+            f"{path} is not a probjax model; give the model first, then the data"
         )
     model = storage.load(path)
-    kinds = {
-        "ising": ising.Params,
-        "potts": potts.Params,
-        "hopfield": hopfield.Params,
-        "rbm": rbm.Params,
-    }
+    family = FAMILIES.get(model.family) if isinstance(model, Model) else None
     if not (
-        isinstance(model, Model)
-        and isinstance(model.params, kinds.get(model.family, ()))
-        and isinstance(model.base, families.Independent)
+        family is not None
+        and isinstance(model.params, family.params_class)
+        and isinstance(model.base, Independent)
     ):
-        raise ValueError(f"{path} holds no model that `probjax fit` wrote")
+        raise ValueError(f"{path} does not contain a model written by `probjax fit`")
     return model
 
 
-def say(what: str) -> None:
-    """Tell whoever waits what takes so long; the standard output is the report's."""
-    print(f"probjax: {what}", file=sys.stderr, flush=True)
+def print_progress(message: str) -> None:
+    """Print on standard error what is computed next."""
+    print(f"probjax: {message}", file=sys.stderr, flush=True)
 
 
-def _is_foreign(path: Path) -> bool:
-    """Whether a file is none of `storage`; one that is damaged may be."""
+def _may_be_saved_tree(path: Path) -> bool:
+    """Whether `storage` may have written a file, which includes damaged files."""
     if path.suffix.lower() != ".npz":
-        return True
-    try:
-        return "structure" not in array_names(path)
-    except zipfile.BadZipFile:
         return False
+    try:
+        return "structure" in array_names(path)
+    except zipfile.BadZipFile:
+        return True
 
 
-def _check_fit(asked: Namespace) -> None:
-    """Refuse what makes no sense before the work, and fill in what was left open."""
-    _check_out("--out", asked.out, ".npz")
-    if asked.couplings is not None:
-        _check_out("--couplings", asked.couplings, ".csv")
-    _check_figures(asked.figures)
-    for option, of_model in (("hidden", "rbm"), ("states", "potts")):
-        if vars(asked)[option] is not None and asked.model != of_model:
-            raise ValueError(
-                f"--{option} is of --model {of_model}: --model {asked.model} has none"
-            )
-    if asked.hidden is None:
-        asked.hidden = 16
-    if asked.estimator is None:
-        asked.estimator = "pseudolikelihood" if asked.model == "rbm" else "mpf"
-
-
-def _check_sum(asked, start):
-    too_many = FAMILIES[asked.model].log2_terms(start) > math.log2(LIMIT)
-    if asked.estimator == "likelihood" and too_many:
-        other = "pseudolikelihood" if asked.model == "rbm" else "mpf"
+def _check_fit(args: Namespace) -> None:
+    """Raise for options that contradict each other, and fill in defaults."""
+    _check_output("--out", args.out, ".npz")
+    if args.couplings is not None:
+        _check_output("--couplings", args.couplings, ".csv")
+    _check_figures(args.figures)
+    family = FAMILIES[args.model]
+    if args.hidden is not None and not family.has_hidden:
+        raise ValueError(f"--hidden requires --model {WITH_HIDDEN}, got {args.model}")
+    if args.states is not None and family.is_binary:
+        raise ValueError(f"--states requires --model {OF_LETTERS}, got {args.model}")
+    if args.hidden is None:
+        args.hidden = 16
+    if args.estimator is None:
+        args.estimator = next(iter(family.objectives))
+    if args.estimator not in family.objectives:
         raise ValueError(
-            f"exact likelihood sums over at most 2^{math.log2(LIMIT):.0f} states: "
-            f"use --estimator {other}"
+            f"--estimator must be {' or '.join(family.objectives)} for --model "
+            f"{args.model}, got {args.estimator}"
         )
 
 
-def _num_states(asked, table):
-    shown = max(int(table.x.max()) + 1, len(table.alphabet), 2)
-    if asked.model != "potts" and shown > 2:
+def _check_sum(args: Namespace, start: Params) -> None:
+    family = FAMILIES[args.model]
+    too_many = family.log2_terms(start) > math.log2(LIMIT)
+    if args.estimator == "likelihood" and too_many:
         raise ValueError(
-            f"{asked.data} has {shown} letters, and --model {asked.model} is for two: "
-            "use --model potts"
+            f"--estimator likelihood sums over at most 2^{math.log2(LIMIT):.0f} states "
+            f"and this model has more; use --estimator {next(iter(family.objectives))}"
         )
-    if asked.states is not None and asked.states < shown:
-        raise ValueError(f"{asked.data} has {shown} letters: --states is too few")
-    return asked.states or shown
 
 
-def _objective(asked, num_states):
-    if asked.model == "rbm" and asked.estimator == "likelihood":
-        return MaximumLikelihood(rbm.energy, log_z=rbm.log_z)
-    energy = FAMILIES[asked.model].energy
-    return _OBJECTIVES[asked.estimator](energy, num_states=num_states)
+def _num_states(args: Namespace, table: tables.Table) -> int:
+    found = max(int(table.x.max()) + 1, len(table.alphabet), 2)
+    if FAMILIES[args.model].is_binary and found > 2:
+        raise ValueError(
+            f"{args.data} must have two letters for --model {args.model}, got {found}; "
+            f"use --model {OF_LETTERS}"
+        )
+    if args.states is not None and args.states < found:
+        raise ValueError(
+            f"--states must be at least {found}, the number of letters in {args.data}, "
+            f"got {args.states}"
+        )
+    return args.states or found
 
 
-def _start(key, asked, data: Data, num_states):
-    size = data.x.shape[1]
-    starts = {
-        "ising": lambda: ising.init(key, size, scale=0.0),
-        "potts": lambda: potts.init(key, size, num_states, scale=0.0),
-        "hopfield": lambda: hopfield.init(key, size),
-        "rbm": lambda: rbm.init(key, size, asked.hidden, scale=0.1, data=data),
-    }
-    return starts[asked.model]()
+def _objective(args: Namespace, num_states: int) -> Objective:
+    family = FAMILIES[args.model]
+    return family.objectives[args.estimator](family.energy, num_states=num_states)
 
 
-def _check_states(path, model, x):
+def _check_states(path: Path, model: Model, x: np.ndarray) -> None:
     size, num_states = FAMILIES[model.family].space(model.params)
     if x.shape[1] != size:
-        raise ValueError(f"{path} has {x.shape[1]} sites, the model {size}")
+        raise ValueError(
+            f"{path} must have {size} sites like the model, got {x.shape[1]}"
+        )
     if x.max() >= num_states:
         raise ValueError(
-            f"{path} has the letter {x.max()}, the model's are 0 to {num_states - 1}"
+            f"{path} must have the letters 0 to {num_states - 1} of the model, got "
+            f"{x.max()}"
         )
 
 
-def _in_order(path, names: tuple[str, ...], table: tables.Table) -> np.ndarray:
-    """The columns as the model has them; as they come if one has no names."""
+def _match_columns(path, names: tuple[str, ...], table: tables.Table) -> np.ndarray:
+    """Return the rows with columns in the model's order, matched by name.
+
+    Columns keep their order if the model or the table has no names.
+    """
     header = table.header
     if not names or not header or header == names:
         return table.x
     if sorted(header) != sorted(names):
         unknown = [name for name in header if name not in names] or header
         raise ValueError(
-            f"{path} has the column {unknown[0]!r}, which the model does not know: "
-            "without its header, columns are taken as they come"
+            f"{path} has the column {unknown[0]!r}, which is not a site of the model; "
+            "remove the header to match columns by position"
         )
     if len(set(names)) < len(names):
         raise ValueError(
-            f"{path} has columns in another order than the model, and some of one name"
+            f"{path} has columns in another order than the model, and some of them "
+            "share a name; give them different names or the order of the model"
         )
     return table.x[:, [header.index(name) for name in names]]
 
 
-def _check_out(option: str, path: Path, *endings: str) -> None:
+def _check_output(option: str, path: Path, *endings: str) -> None:
     if path.suffix.lower() not in endings:
         raise ValueError(f"{option} must end in {' or '.join(endings)}, got {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"{option}: there is no folder {path.parent}")
+        raise ValueError(
+            f"{option} must be in an existing folder, got {path}; create {path.parent}"
+        )
 
 
 def _check_figures(folder: Path | None) -> None:
-    """What cannot be drawn is said before the work, not after it."""
+    """Raise before any work is done if figures cannot be drawn or saved."""
     if folder is not None:
         plots.load_pyplot()
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def _independent(model: Model, x: np.ndarray) -> float:
-    """The log-likelihood of independent sites with the means of the fitted data."""
-    energies = families.independent_energies(model.base, x)
+    """Return the mean log-likelihood of independent sites fitted to the same data."""
+    energies = fitted_models.independent_energies(model.base, x)
     return -float(energies.mean()) - float(model.base.log_z)
 
 
-def _described(path, table):
+def _describe_table(path: Path, table: tables.Table) -> str:
     rows, sites = table.x.shape
-    head = ", after a header" if table.header else ""
-    return f"{path}, {rows:,} rows of {sites} sites{head}; {_entries(table)}"
+    header = ", after a header" if table.header else ""
+    return f"{path}, {rows:,} rows of {sites} sites{header}; {_describe_letters(table)}"
 
 
-def _entries(table):
+def _describe_letters(table: tables.Table) -> str:
     if table.alphabet == tables.SPINS:
         return "spins of -1 and 1"
     if table.alphabet:
@@ -271,13 +276,13 @@ def _entries(table):
     return "bits" if table.x.max() < 2 else f"letters from 0 to {table.x.max()}"
 
 
-def _penalised(penalty):
+def _describe_penalty(penalty: L1 | L2) -> str:
     where = "" if penalty.smooth else " on couplings"
     return f"{type(penalty).__name__} of {penalty.strength:g}{where}"
 
 
-def _notes(table) -> list[str]:
-    """What is likely to be wrong with the data, in words."""
+def _notes(table: tables.Table) -> list[str]:
+    """Return a sentence for each likely mistake in the data."""
     notes = []
     rows, sites = table.x.shape
     if rows < sites:
@@ -294,57 +299,61 @@ def _notes(table) -> list[str]:
     return notes
 
 
-def _report(title, lines):
+def _print_report(title: str, lines: Sequence[tuple[str, str]]) -> None:
     print(f"# {title}\n")
     print("| | |\n| --- | --- |")
-    for name, said in lines:
-        print(f"| {name} | {said} |")
+    for name, value in lines:
+        print(f"| {name} | {value} |")
 
 
-def _told_couplings(asked, model: Model) -> list[tuple[str, str]]:
-    """What is coupled, in words, a file and a figure, as far as was asked for."""
-    found = couplings.of(model)
+def _report_couplings(args: Namespace, model: Model) -> list[tuple[str, str]]:
+    """Write couplings to the requested files and return their lines of the report."""
+    found = fitted_models.couplings_of(model)
+    has_hidden = FAMILIES[model.family].has_hidden
     lines = [("couplings", found.meaning)]
-    if asked.l1 is not None:
-        what = "weights are not zero" if model.family == "rbm" else "pairs are coupled"
+    if args.l1 is not None:
+        nonzero = "weights are not zero" if has_hidden else "pairs are coupled"
         count, total = found.is_coupled.sum(), found.is_coupled.size
-        lines.append(("coupled", f"{count:,} of {total:,} {what}"))
-    if asked.couplings is not None:
+        lines.append(("coupled", f"{count:,} of {total:,} {nonzero}"))
+    if args.couplings is not None:
         rows = [[f"{value:.9g}" for value in row] for row in found.matrix]
-        tables.write_csv(asked.couplings, rows, model.names)
-        lines.append(("couplings in", str(asked.couplings)))
-    if asked.figures is not None:
-        lines.append(("figure", _draw_couplings(asked.figures, model.family, found)))
+        tables.write_csv(args.couplings, rows, model.names)
+        lines.append(("couplings in", str(args.couplings)))
+    if args.figures is not None:
+        path = _plot_couplings(args.figures, found, has_hidden=has_hidden)
+        lines.append(("figure", path))
     return lines
 
 
-def _draw_couplings(folder: Path, family: str, found: couplings.Couplings) -> str:
+def _plot_couplings(
+    folder: Path, found: couplings.Couplings, *, has_hidden: bool
+) -> str:
     figure, ax = _subplots()
-    if family == "rbm":
+    if has_hidden:
         plots.couplings(found.matrix.T, ax=ax, label=found.label)
         ax.set(xlabel="hidden unit", ylabel="visible unit", aspect="auto")
     else:
         matrix = couplings.off_diagonal(found.matrix)
         plots.couplings(matrix, ax=ax, label=found.label)
-    return _saved(folder / "couplings.png", figure)
+    return _save_figure(folder / "couplings.png", figure)
 
 
-def _draw_moments(folder: Path, key, model: Model, x: np.ndarray) -> str:
+def _plot_pairs(folder: Path, key, model: Model, x: np.ndarray) -> str:
     num_states = FAMILIES[model.family].space(model.params).num_states
-    drawn = families.draw(key, model, 10_000)
+    drawn = fitted_models.draw(key, model, 10_000)
     figure, ax = _subplots()
-    # Rows of the chains take turns.
-    chains = drawn.reshape(-1, families.NUM_CHAINS, x.shape[1]).swapaxes(0, 1)
+    # Successive rows of `draw` come from different chains.
+    chains = drawn.reshape(-1, fitted_models.NUM_CHAINS, x.shape[1]).swapaxes(0, 1)
     found = goodness.pair_frequencies(_bits(x, num_states), _bits(chains, num_states))
     plots.comparison(found, ax=ax, label="a pair")
     ax.set(xlabel="frequency in 10,000 draws of the model")
     ax.set(ylabel="frequency in the data", title="Pairs of letters at pairs of sites")
     ax.legend(frameon=False)
-    return _saved(folder / "pairs.png", figure)
+    return _save_figure(folder / "pairs.png", figure)
 
 
 def _bits(x: np.ndarray, num_states: int) -> np.ndarray:
-    """Which letter a site has, other than the letter 0, as a bit a letter."""
+    """Return a bit for each site and each letter except 0: whether the site has it."""
     return (x[..., None] == np.arange(1, num_states)).reshape(*x.shape[:-1], -1)
 
 
@@ -354,7 +363,7 @@ def _subplots():
     return pyplot.subplots(layout="constrained")
 
 
-def _saved(path: Path, figure) -> str:
+def _save_figure(path: Path, figure) -> str:
     figure.savefig(path, dpi=150)
     plots.load_pyplot().close(figure)
     return str(path)

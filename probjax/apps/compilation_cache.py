@@ -1,13 +1,13 @@
-"""Compiled programs that the command line keeps from one call to the next.
+"""Cache of compiled programs, which the command line keeps between calls.
 
-Programs are kept in the user's folder for caches, in a folder for each version of
-jaxlib and each kind of processor, which only the user can read. A command works on a
-copy of its own, made of hard links, and hands over what it compiled when it ends. So
-two commands at once do not disturb each other, and a command that is killed leaves no
-torn file. The name of a file ends in a digest of its contents: a file that has been
-damaged is removed.
+Programs are in the user's folder for caches, in a subfolder for each version of jaxlib
+and each kind of processor, which only the user can read. A command works in a temporary
+folder of hard links to these programs and adds new programs to the cache when it ends.
+Commands that run at the same time therefore do not interfere, and a killed command
+leaves no incomplete file in the cache. The name of each file ends in a digest of its
+contents; damaged files are removed.
 
-A folder of the user's own choice, `JAX_COMPILATION_CACHE_DIR`, is left to jax.
+If the user has set `JAX_COMPILATION_CACHE_DIR`, nothing is changed and jax uses it.
 """
 
 import hashlib
@@ -23,44 +23,49 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
 
-MOST_BYTES = 64 * 2**20
-"""Size that the programs in a folder are cut down to, those added last being kept."""
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+MAX_BYTES = 64 * 2**20
+"""Largest total size of the programs in a folder; the oldest ones are removed."""
 _RUNNING = "running-"
 _ABANDONED_SECONDS = 86_400
 
 
 @contextmanager
-def programs_kept(parent: Path | None = None) -> Iterator[None]:
-    """Context in which compiled programs are found again by later calls.
+def keep_programs(parent: Path | None = None) -> Iterator[None]:
+    """Context in which compiled programs are read from the cache and added to it.
 
-    To be entered before anything is compiled. Programs are kept in `parent`, if given,
-    in place of the user's folder for caches. Without a folder that can be trusted
-    nothing is kept.
+    Enter it before anything is compiled. If the folder cannot be created, or others can
+    write to it, nothing is cached.
+
+    Args:
+        parent: the folder of the cache; None for the user's folder for caches.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         yield
         return
     try:
         folder = _own_folder(parent or default_parent())
-        mine = Path(mkdtemp(prefix=_RUNNING, dir=folder))
-        known = _taken_over(folder, mine)
+        temporary = Path(mkdtemp(prefix=_RUNNING, dir=folder))
+        known = _link_programs(folder, temporary)
     except OSError:
         yield
         return
     try:
-        with _used(mine), warnings.catch_warnings():
-            # What cannot be read or written is compiled, and costs only time.
+        with _jax_cache(temporary), warnings.catch_warnings():
+            # A program that cannot be read or written costs only compilation time.
             warnings.filterwarnings("ignore", module=r"jax\._src\.compil")
             yield
     finally:
         with suppress(OSError):
-            _hand_over(mine, folder, known)
+            _add_programs(temporary, folder, known)
             _shrink(folder)
-        shutil.rmtree(mine, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def default_parent() -> Path:
-    """Return the user's folder for caches."""
+    """Return the folder of the cache in the user's folder for caches."""
     if "XDG_CACHE_HOME" in os.environ:
         return Path(os.environ["XDG_CACHE_HOME"]) / "probjax"
     home = Path.home()
@@ -72,20 +77,24 @@ def default_parent() -> Path:
 
 
 def _own_folder(parent):
-    """Return the folder of this version and processor; raise if others may write it."""
+    """Return the folder for this version and processor.
+
+    Raises:
+        PermissionError: if other users can read or write the folder.
+    """
     kind = f"jaxlib-{version('jaxlib')}-{platform.machine()}-{_processor()}"
     folder = parent / kind
     parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.stat()
-    # Programs are run as they are found, so nobody else may have put them there.
+    # Cached programs are executed, so nobody else may be able to put files there.
     if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o077):
-        raise PermissionError(f"{folder} can be written by others")
+        raise PermissionError(f"{folder} can be read or written by others")
     return folder
 
 
 def _processor():
-    """Return a digest of what the processor can do, which programs depend on."""
+    """Return a digest of the processor's instruction sets, for which jax compiles."""
     about = platform.processor()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -94,8 +103,8 @@ def _processor():
     return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
-def _taken_over(folder, mine):
-    """Link all programs that are intact to a folder, and return their names."""
+def _link_programs(folder, temporary):
+    """Link all intact programs into the temporary folder, and return their names."""
     known = set()
     for file in _programs(folder):
         name, _, digest = file.name.rpartition(".")
@@ -104,14 +113,14 @@ def _taken_over(folder, mine):
             if _digest(file) != digest:
                 file.unlink()
                 continue
-            os.link(file, mine / name)
+            os.link(file, temporary / name)
             known.add(name)
     return known
 
 
-def _hand_over(mine, folder, known):
-    """Add new programs to those that are kept."""
-    for file in mine.iterdir():
+def _add_programs(temporary, folder, known):
+    """Add the programs whose names are not in `known` to the cache."""
+    for file in temporary.iterdir():
         if not file.is_file() or file.name in known:
             continue
         with suppress(FileExistsError):
@@ -119,13 +128,13 @@ def _hand_over(mine, folder, known):
 
 
 def _shrink(folder):
-    """Remove the programs that were added first, and what killed commands left."""
+    """Remove the oldest programs above the limit and folders of killed commands."""
     files = sorted(_programs(folder), key=_time_added, reverse=True)
     total = 0
     for file in files:
         with suppress(OSError):
             total += file.stat().st_size
-            if total > MOST_BYTES:
+            if total > MAX_BYTES:
                 file.unlink()
     for left in folder.glob(f"{_RUNNING}*"):
         if time.time() - _time_added(left) > _ABANDONED_SECONDS:
@@ -148,18 +157,15 @@ def _digest(file):
 
 
 @contextmanager
-def _used(folder):
-    """Let jax keep programs in a folder."""
-    # Imported on call: the command line is to answer quickly if nothing is compiled.
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
+def _jax_cache(folder):
+    """Context in which jax uses `folder` as its compilation cache."""
     before = jax.config.jax_compilation_cache_dir  # pyright: ignore
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # Caches of XLA would have the name of this folder in them.
+    # The caches of XLA would add the path of this temporary folder to the options of
+    # every program.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     try:
         yield

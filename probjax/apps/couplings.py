@@ -1,40 +1,30 @@
-"""What couples in a fitted model, as people look at it: a matrix, and what it means."""
+"""Couplings of fitted models as matrices for tables and figures, with their sign."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from probjax.apps.families import Model
-from probjax.models import ising, potts
+from probjax.models import hopfield, ising, potts, rbm
 
 
 class Couplings(NamedTuple):
-    """The couplings of a model."""
+    """Couplings of a fitted model."""
 
     matrix: np.ndarray
-    """Symmetric, `(site, site)`; of an RBM weights, `(hidden unit, site)`."""
-    label: str
-    """What its entries are, for a figure."""
-    meaning: str
-    """Their sign and their factor, in words."""
-    is_coupled: np.ndarray
-    """Whether each pair is."""
-
-
-def of(model: Model) -> Couplings:
-    """The couplings of a model, by its family.
-
-    >>> params = ising.from_matrix([[3.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    >>> found = of(Model("ising", params, base=None))
-    >>> found.matrix[0].tolist(), found.is_coupled.tolist()
-    ([3.0, 0.5, 0.0], [True, False, False])
+    """Symmetric matrix, `(site, site)`; for an RBM its weights, `(hidden unit, site)`.
     """
-    return _KINDS[model.family](model)
+    label: str
+    """Name and sign of the entries, for the colour bar of a figure."""
+    meaning: str
+    """Definition of the entries with their sign and factor, for a report."""
+    is_coupled: np.ndarray
+    """Whether each pair has a coupling other than 0, `(pair,)`."""
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """NaN on the diagonal: biases there would outshine what is coupled.
+    """Return the matrix with NaN on its diagonal.
+
+    Biases on the diagonal are often large and would dominate a colour scale.
 
     >>> off_diagonal(np.array([[9.0, 0.5], [0.5, 9.0]])).tolist()
     [[nan, 0.5], [0.5, nan]]
@@ -42,56 +32,64 @@ def off_diagonal(matrix: np.ndarray) -> np.ndarray:
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
-def _ising(model: Model) -> Couplings:
+def ising_couplings(params: ising.Params, on: str) -> Couplings:
+    """Return J of E = x'Jx, with biases on the diagonal.
+
+    Args:
+        on: the name of the letter 1 in the report.
+
+    >>> params = ising.from_matrix([[3.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> found = ising_couplings(params, "on")
+    >>> found.matrix[0].tolist(), found.is_coupled.tolist()
+    ([3.0, 0.5, 0.0], [True, False, False])
+    """
     return Couplings(
-        np.asarray(ising.coupling_matrix(model.params)),
+        np.asarray(ising.coupling_matrix(params)),
         "J of E = x'Jx; positive: seldom on together",
-        f"J of E = x'Jx, a pair's energy is 2 J_ij; positive: seldom {_on(model)} "
-        "together; biases on the diagonal",
-        np.asarray(model.params.coupling) != 0,
+        f"J of E = x'Jx, a pair's energy is 2 J_ij; positive: seldom {on} together; "
+        "biases on the diagonal",
+        np.asarray(params.coupling) != 0,
     )
 
 
-def _hopfield(model: Model) -> Couplings:
-    weight = np.asarray(model.params.weight)
+def hopfield_couplings(params: hopfield.Params, on: str) -> Couplings:
+    """Return J of E = -x'Jx / 2 + theta'x; its sign is opposite to that of `ising`.
+
+    Args:
+        on: the name of the letter 1 in the report.
+    """
+    weight = np.asarray(params.weight)
     return Couplings(
         weight,
         "J of E = -x'Jx / 2 + theta'x; positive: often on together",
-        f"J of E = -x'Jx / 2 + theta'x, a pair's energy is -J_ij; positive: often "
-        f"{_on(model)} together",
+        f"J of E = -x'Jx / 2 + theta'x, a pair's energy is -J_ij; positive: often {on} "
+        "together",
         weight[np.triu_indices(len(weight), 1)] != 0,
     )
 
 
-def _potts(model: Model) -> Couplings:
+def potts_couplings(params: potts.Params, on: str) -> Couplings:
+    """Return contact scores; `on` is not used, because no letter is special."""
     return Couplings(
-        np.asarray(potts.contact_scores(model.params)),
+        np.asarray(potts.contact_scores(params)),
         "contact score; high: strongly coupled",
-        "contact scores (norms, corrected for busy sites); high: strongly coupled, "
-        "whichever letters go together",
-        np.asarray((model.params.coupling != 0).any(axis=(1, 2))),
+        "contact scores (norms with average product correction); high: strongly "
+        "coupled, whichever letters occur together",
+        np.asarray((params.coupling != 0).any(axis=(1, 2))),
     )
 
 
-def _rbm(model: Model) -> Couplings:
-    weight = np.asarray(model.params.weight).T
+def rbm_couplings(params: rbm.Params, on: str) -> Couplings:
+    """Return W of E = -b'x - c'h - x'Wh, transposed.
+
+    Args:
+        on: the name of the letter 1 in the report.
+    """
+    weight = np.asarray(params.weight).T
     return Couplings(
         weight,
         "W of E = -b'x - c'h - x'Wh; positive: often on together",
-        f"W of E = -b'x - c'h - x'Wh; positive: a site is often {_on(model)} with a "
+        f"W of E = -b'x - c'h - x'Wh; positive: a site is often {on} together with a "
         "hidden unit",
         weight.ravel() != 0,
     )
-
-
-def _on(model: Model) -> str:
-    """What the letter 1 is called."""
-    return repr(model.alphabet[1]) if len(model.alphabet) > 1 else "on"
-
-
-_KINDS: dict[str, Callable[[Model], Couplings]] = {
-    "ising": _ising,
-    "hopfield": _hopfield,
-    "potts": _potts,
-    "rbm": _rbm,
-}

@@ -1,8 +1,9 @@
-"""The first minute: a spin glass is drawn, forgotten, and learned back from its states.
+"""Demonstration: recover the couplings of a simulated spin glass in about a minute.
 
-20,000 exact states of a 10x10 spin glass are fitted by minimum probability flow and by
-pseudolikelihood, neither of which needs the partition function. Because the truth and
-the fits are lattices, everything about them can also be computed exactly, and is.
+Two methods that do not need the partition function, minimum probability flow and
+pseudolikelihood, are fitted to 20,000 independent states of a 10x10 spin glass. Because
+the true and the fitted models are lattices, their moments, log Z and divergence are
+computed exactly for comparison.
 
 Reference: thesis, "Two Dimensional Ising Spin Glass".
 """
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from probjax import exact, plots
-from probjax.apps.commands import say
+from probjax.apps.commands import print_progress
 from probjax.fitting.fit import fit
 from probjax.models import ising
 from probjax.objectives.flow import MPF
@@ -27,31 +28,31 @@ SHAPE, NUM_STATES, VARIANCE = (10, 10), 20_000, 2.5
 
 
 class Outcome(NamedTuple):
-    """How far one fit is from the truth."""
+    """Result of one fit, compared with the true model."""
 
     name: str
     matrix: Array
-    """The couplings learned."""
+    """Fitted couplings, `(site, site)`."""
     correlation: np.ndarray
-    """The correlations of the fitted model, exact."""
+    """Exact correlations of the fitted model, `(site, site)`."""
     coupling_error: float
-    """Mean square over the entries of J."""
+    """Mean square error over the entries of J."""
     correlation_error: float
-    """Mean square over pairs."""
+    """Mean square error of the correlations over pairs."""
     divergence: float
-    """KL(truth || fit) in nats per state, exact."""
+    """Exact KL(truth || fit) in nats per state."""
     log_likelihood: float
-    """Nats per state on states that were not fitted."""
+    """Mean log-likelihood of states that were not fitted, in nats."""
     seconds: float
-    """Of fitting, after compiling."""
+    """Duration of the fit, without compilation."""
 
 
 def run(folder: Path) -> Path:
-    """Print the table, draw the figure in `folder` and say where it is."""
+    """Print a table of both fits, save a figure in `folder` and return its path."""
     plots.load_pyplot()
-    say(
-        f"drawing {2 * NUM_STATES:,} exact states of a 10x10 spin glass, of which half "
-        "are held out ..."
+    print_progress(
+        f"drawing {2 * NUM_STATES:,} independent states of a 10x10 spin glass, half of "
+        "them for testing ..."
     )
     glass_key, state_key, fit_key = jax.random.split(jax.random.key(0), 3)
     truth = exact.lattice.spin_glass(glass_key, SHAPE, variance=VARIANCE)
@@ -60,43 +61,47 @@ def run(folder: Path) -> Path:
     )
     train, test = draws[:NUM_STATES], draws[NUM_STATES:]
     moments = exact.lattice.moments(truth, SHAPE, periodic=True)
-    say("compiling, learning it back, and comparing with the truth exactly ...")
+    print_progress("compiling, fitting, and comparing with the true model ...")
     objectives = {
         "MPF": MPF(ising.energy),
         "pseudolikelihood": PseudoLikelihood(ising.energy),
     }
     outcomes = [
-        _judge(name, *_learn(fit_key, objective, train), truth, moments, test)
+        _compare(name, *_fit(fit_key, objective, train), truth, moments, test)
         for name, objective in objectives.items()
     ]
     _print_table(outcomes, float(_log_likelihood(truth, test)))
-    path = _draw(folder, np.asarray(truth), moments, outcomes)
+    path = _plot(folder, np.asarray(truth), moments, outcomes)
     print(f"\nFigure: {path}")
     return path
 
 
-def _learn(key, objective, data):
-    """The couplings on the lattice's edges, and the seconds a second fit takes."""
+def _fit(key, objective, data):
+    """Return the fitted couplings of the lattice and the duration in seconds.
+
+    The fit runs twice, and the second, already compiled run is timed.
+    """
     edges = exact.lattice.edges(SHAPE, periodic=True)
     start = ising.init(key, data.shape[1], edges=edges)
-    learn = partial(fit, key, objective, start, data, chart=ising.centred(data))
-    jax.block_until_ready(learn())
+    run_fit = partial(fit, key, objective, start, data, chart=ising.centred(data))
+    jax.block_until_ready(run_fit())
     before = time.perf_counter()
-    found = jax.block_until_ready(learn())
+    found = jax.block_until_ready(run_fit())
     return ising.coupling_matrix(found.params), time.perf_counter() - before
 
 
-def _judge(name, matrix, seconds, truth, moments, test):
-    learned = exact.lattice.moments(matrix, SHAPE, periodic=True)
+def _compare(name, matrix, seconds, truth, moments, test):
+    """Return the outcome of a fit, given the true couplings and their moments."""
     divergence = exact.lattice.kl(truth, matrix, SHAPE, periodic=True)
-    wanted, found = correlation(moments), correlation(learned)
+    expected = correlation(moments)
+    found = correlation(exact.lattice.moments(matrix, SHAPE, periodic=True))
     pairs = np.triu_indices(len(truth), 1)
     return Outcome(
         name,
         matrix,
         found,
         float(np.mean(np.square(np.asarray(matrix - truth)))),
-        float(np.mean(np.square(found - wanted)[pairs])),
+        float(np.mean(np.square(found - expected)[pairs])),
         float(divergence),
         float(_log_likelihood(matrix, test)),
         seconds,
@@ -114,7 +119,7 @@ def _log_likelihood(matrix, states):
 
 
 def correlation(moments: exact.Moments) -> np.ndarray:
-    """Pearson correlations from first and second moments."""
+    """Return Pearson correlations, given first and second moments."""
     mean, second = np.asarray(moments.mean), np.asarray(moments.second)
     covariance = second - np.outer(mean, mean)
     scale = np.sqrt(np.diag(covariance))
@@ -133,37 +138,37 @@ def _print_table(outcomes, best):
     print(f"{'thesis, MPF':22}{0.0172:12}{0.0025:12}{'':28}{'60':>10}")
     print(f"{'thesis, pseudolik.':22}{0.0582:12}{0.0036:12}{'':28}{'800':>10}")
     print(
-        "\nErrors are mean squares. These fits know which pairs are neighbours; their"
-        "\nstates are exact and independent, the thesis' came from a Markov chain."
-        "\nAll pairs are fitted by `python -m benchmarks mpf-cost`."
+        "\nErrors are mean square errors. Only couplings between neighbours are fitted"
+        "\nhere, to independent states; the states of the thesis came from a Markov"
+        "\nchain. `python -m benchmarks mpf-cost` fits the couplings of all pairs."
     )
 
 
-def _draw(folder, truth, moments, outcomes):
+def _plot(folder, truth, moments, outcomes):
     pyplot = plots.load_pyplot()
     pyplot.switch_backend("Agg")
     figure, axes = pyplot.subplots(
         1, 4, figsize=(13, 3.4), layout="constrained", width_ratios=(1.15, 1, 1, 1)
     )
-    # Room between what colours mean and the next panel.
+    # Space between the colour bar and the next panel.
     figure.get_layout_engine().set(wspace=0.08)
     lattice, couplings, *rest = axes
-    _draw_lattice(lattice, truth)
+    _plot_lattice(lattice, truth)
     edges = np.nonzero(np.triu(truth, 1))
     pairs = np.triu_indices(len(truth), 1)
-    wanted = correlation(moments)[pairs]
-    # Fits that agree lie on each other: a small mark shows on a large one, and among
-    # thousands nothing does, so that correlations have a panel to a fit.
+    expected = correlation(moments)[pairs]
+    # Couplings of both fits share a panel, where small markers stay visible on large
+    # ones. There are too many correlations for that, so each fit has its own panel.
     styles = ((plots.BLUE, "o", 28), (plots.ORANGE, "^", 8))
     for found, (color, marker, size), ax in zip(outcomes, styles, rest, strict=True):
         style = {"label": found.name, "color": color, "marker": marker}
-        learned = np.asarray(found.matrix)[edges]
-        plots.agreement(truth[edges], learned, ax=couplings, size=size, **style)
-        plots.agreement(wanted, found.correlation[pairs], ax=ax, size=3, **style)
+        fitted = np.asarray(found.matrix)[edges]
+        plots.agreement(truth[edges], fitted, ax=couplings, size=size, **style)
+        plots.agreement(expected, found.correlation[pairs], ax=ax, size=3, **style)
         ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
-        ax.set(xlabel=f"true correlation of {len(wanted):,} pairs")
-        ax.set(ylabel="learned correlation", title=f"by {found.name}")
-    couplings.set(xlabel="true coupling", ylabel="learned coupling")
+        ax.set(xlabel=f"true correlation of {len(expected):,} pairs")
+        ax.set(ylabel="fitted correlation", title=f"by {found.name}")
+    couplings.set(xlabel="true coupling", ylabel="fitted coupling")
     couplings.set_title(f"Couplings, from {NUM_STATES:,} states")
     couplings.legend(frameon=False, handletextpad=0.2, borderaxespad=0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,15 +178,15 @@ def _draw(folder, truth, moments, outcomes):
     return path.resolve()
 
 
-def _draw_lattice(ax, truth):
-    """The true couplings where they are, but for those around the torus."""
+def _plot_lattice(ax, truth):
+    """Draw the true couplings on the lattice, without the periodic ones."""
     places = np.argwhere(np.ones(SHAPE))
-    apart = np.abs(places[:, None] - places[None]).sum(axis=2)
-    shown = np.where(apart == 1, truth, 0)
+    distance = np.abs(places[:, None] - places[None]).sum(axis=2)
+    shown = np.where(distance == 1, truth, 0)
     plots.graph(
         shown, positions=places[:, ::-1] * (1, -1), ax=ax, label="true coupling"
     )
     rows, columns = SHAPE
     ax.set_title(f"A spin glass of {rows} x {columns} units")
     below = {"transform": ax.transAxes, "ha": "center", "va": "top", "fontsize": 8}
-    ax.text(0.5, 0, "couplings around the torus are not shown", **below)
+    ax.text(0.5, 0, "periodic couplings are not shown", **below)

@@ -1,35 +1,39 @@
-"""Scikit-learn estimators: densities of bits and letters, for pipelines and searches.
+"""Scikit-learn estimators of models of bits and letters, for pipelines and searches.
 
     from probjax import estimators
     estimators.Ising().fit(X).score(held_out)
 
-Scores are true log-probabilities in nats, log p(x) = -E(x) - log Z, and never
-pseudolikelihoods. log Z is found once, by `fit`: summed where that takes at most 2^20
-states (20 bits; of an RBM, 20 units in one of its layers), and then `log_z_stderr_` is
-0; else estimated by annealing, which is biased low, so that scores come out high by
-about as much as `log_z_stderr_` tells. A warning says when that cannot be trusted.
+Scores are log-probabilities in nats, log p(x) = -E(x) - log Z, and never
+pseudolikelihoods. `fit` computes log Z once. If that takes at most 2^20 terms (20 bits;
+for an RBM, 20 units in one of its layers), log Z is summed exactly and `log_z_stderr_`
+is 0. Otherwise it is estimated by annealing, which is biased low, so that scores are
+too high by about `log_z_stderr_`. A warning is issued if the estimate is unreliable.
 
-`objective` and `penalty` are constructors of the library, as `MPF` and `L2`, and the
-penalty is `penalty(strength)`. Only here do classes inherit, as scikit-learn wants it;
-this module alone imports it, and `import probjax` does not import this module.
+`objective` and `penalty` are constructors of the library, such as `MPF` and `L2`; the
+penalty is `penalty(strength)`. Estimators inherit from each other, unlike other classes
+of the library, because scikit-learn requires it. Only this module imports scikit-learn,
+and `import probjax` does not import this module.
 
 Reference: Pedregosa et al., "Scikit-learn: machine learning in Python", JMLR 12 (2011).
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 
-from probjax.apps import families
-from probjax.models import hopfield, ising, potts, rbm
+from probjax.apps import fitted_models
+from probjax.apps.families import FAMILIES, Family
+from probjax.models import hopfield, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.penalty import L2
 from probjax.objectives.pseudolikelihood import PseudoLikelihood
-from probjax.types import Data, Objective, Params, Penalty, PRNGKeyArray
+from probjax.types import Objective, Penalty
 
 try:
     from sklearn.base import (
@@ -48,153 +52,185 @@ try:
     )
 except ImportError as error:
     raise ImportError(
-        "estimators need scikit-learn 1.6 or newer: pip install scikit-learn"
+        "estimators require scikit-learn 1.6 or newer: pip install scikit-learn"
     ) from error
 
 
-class _Density(DensityMixin, BaseEstimator):
-    """What the models share: fit, normalise, score, draw."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class _Density(ABC, DensityMixin, BaseEstimator):
+    """Density estimator for one family of `FAMILIES`.
 
-    _family: str
-    objective: Callable[..., Objective]
-    penalty: Callable[[float], Penalty]
-    strength: float
-    max_iter: int
-    annealing_steps: int
-    random_state: Any
+    Scikit-learn reads parameters from the signature of `__init__`. Every estimator is a
+    dataclass, for which Python generates it from the fields of the class and its bases.
+    """
 
+    _family_name: ClassVar[str]
+
+    objective: Callable[..., Objective] = MPF
+    penalty: Callable[[float], Penalty] = L2
+    strength: float = 1e-4
+    max_iter: int = 2000
+    annealing_steps: int = 1000
+    random_state: Any = None
+
+    @abstractmethod
     def _states(self, X: Any, *, reset: bool) -> np.ndarray:
-        """`X` as states of the model, or refused; `reset` when it is learned from."""
-        raise NotImplementedError
+        """Return `X` as states of the model, or raise; `reset` is True in `fit`."""
 
+    @abstractmethod
+    def _num_states(self) -> int:
+        """Return the number of letters of a site, in `fit` after `_states`."""
+
+    @abstractmethod
     def _objective(self) -> Objective:
-        raise NotImplementedError
+        """Return the objective of the model's energy."""
 
-    def _start(self, key: PRNGKeyArray, data: Data) -> Params:
-        raise NotImplementedError
+    def _num_hidden(self) -> int:
+        """Return the number of hidden units."""
+        return 0
+
+    @property
+    def _family(self) -> Family:
+        return FAMILIES[self._family_name]
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Learn the model, and find its partition function.
+        """Fit the model and compute its partition function.
 
         Args:
-            X: rows of states; see the class.
+            X: rows of states; the docstring of the class describes them.
             y: ignored.
-            sample_weight: how much each row counts; 2 is the row given twice.
+            sample_weight: the weight of each row; a weight of 2 is the same as giving
+                the row twice.
         """
-        _refuse_names("penalty", "L1 or L2", self.penalty)
-        _refuse_names("objective", "MPF or PseudoLikelihood", self.objective)
+        _check_callable("penalty", "L1 or L2", self.penalty)
+        _check_callable("objective", "MPF or PseudoLikelihood", self.objective)
         x = self._states(X, reset=True)
         weights = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        data = families.counted(x, weights)
+        data = fitted_models.distinct_rows(x, weights)
         start_key, fit_key, anneal_key = jax.random.split(_key(self.random_state), 3)
-        self.model_, found = families.learn(
+        self.model_, found = fitted_models.fit_model(
             fit_key,
-            self._family,
+            self._family_name,
             self._objective(),
-            self._start(start_key, data),
+            self._family.init(start_key, data, self._num_states(), self._num_hidden()),
             data,
             penalty=self.penalty(self.strength) if self.strength else None,
             max_steps=self.max_iter,
         )
         self.params_ = self.model_.params
-        # Scikit-learn counts the look at the start.
+        # Scikit-learn requires at least 1, even if the start is already the minimum.
         self.n_iter_ = max(len(found.losses), 1)
         self._normalise(anneal_key)
         return self
 
     def _normalise(self, key):
-        if not (self.annealing_steps or families.can_sum(self.model_)):
+        if not (self.annealing_steps or fitted_models.can_sum(self.model_)):
             self.log_z_ = self.log_z_stderr_ = np.nan
             return
-        found = families.from_below(key, self.model_, num_steps=self.annealing_steps)
+        found = fitted_models.estimate_log_z(
+            key, self.model_, num_steps=self.annealing_steps
+        )
         self.log_z_, self.log_z_stderr_ = found.log_z, found.stderr
         if not found.trusted:
             warnings.warn(
-                f"{found.said}; raise annealing_steps={self.annealing_steps}",
+                f"log Z is unreliable ({found.said}), and so are all scores; raise "
+                f"annealing_steps={self.annealing_steps}",
                 stacklevel=3,
             )
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """The log p(x) of every row, in nats, with the log Z of `fit`."""
+        """Return log p(x) of each row in nats, with the log Z of `fit`."""
         check_is_fitted(self)
         x = self._states(X, reset=False)
         if np.isnan(self.log_z_):
             raise ValueError(
-                "log Z was not estimated, as annealing_steps is 0: fit with more"
+                "scores require log Z, which was not estimated because "
+                "annealing_steps is 0; fit with annealing_steps=1000"
             )
-        return -families.energies(self.model_, x) - self.log_z_
+        return -fitted_models.energies(self.model_, x) - self.log_z_
 
     def score(self, X: Any, y: Any = None) -> float:  # pyright: ignore
-        """The mean of log p(x) over rows, in nats."""
+        """Return the mean of log p(x) over rows in nats; `y` is ignored."""
         return float(np.mean(self.score_samples(X)))
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Rows drawn from the model.
+        """Draw rows from the model, `(row, site)`.
 
-        They are exact and independent if its states are few (2^20), else of up to 200
-        Markov chains, of which every tenth state is kept after a thousand.
+        If there are at most 2^20 states, rows are exact and independent. Otherwise they
+        are states of up to 200 Markov chains, of which every tenth state is kept after
+        1,000 warmup steps.
 
         Args:
-            random_state: None for that of the estimator: with an integer there, the
-                same rows every time.
+            n_samples: the number of rows.
+            random_state: None to use that of the estimator; if it is an integer, every
+                call returns the same rows.
         """
         check_is_fitted(self)
-        given = self.random_state if random_state is None else random_state
-        # Apart from the keys of `fit`, which are split from the same.
-        key = jax.random.fold_in(_key(given), 1)
-        return families.draw(key, self.model_, n_samples).astype(np.float64)
+        state = self.random_state if random_state is None else random_state
+        # `fold_in` makes the key differ from the keys of `fit`.
+        key = jax.random.fold_in(_key(state), 1)
+        return fitted_models.draw(key, self.model_, n_samples).astype(np.float64)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Bits(_Density):
-    """Models of bits."""
+    """Density estimator for bits."""
 
-    binarize: float | None
+    binarize: float | None = 0.0
 
     def _states(self, X: Any, *, reset: bool) -> np.ndarray:
         x = np.asarray(validate_data(self, X, reset=reset))
         if self.binarize is not None:
-            if reset and _is_grey(x):
+            if reset and _has_more_than_two_values(x):
                 warnings.warn(
-                    f"X has more than two values: those above binarize={self.binarize} "
-                    "count as 1, all others as 0",
+                    "X has more than two values; values above "
+                    f"binarize={self.binarize} were set to 1 and all others to 0; pass "
+                    "binary data, or the threshold that you want",
                     stacklevel=3,
                 )
             return x > self.binarize
         if not np.isin(x, (0, 1)).all():
             raise ValueError(
-                f"{type(self).__name__} with binarize=None needs data of 0 and 1: give "
-                "binarize=0.0 to take what is above 0 as 1, as for spins of -1 and 1"
+                f"X must be 0 or 1 for {type(self).__name__} with binarize=None; try "
+                "binarize=0.0 to set values above 0 to 1, such as for spins of -1 and 1"
             )
         return x
 
+    def _num_states(self) -> int:
+        return 2
+
     def _objective(self) -> Objective:
-        return self.objective(families.FAMILIES[self._family].energy)
+        return self.objective(self._family.energy)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ising(_Bits):
-    """The Ising model, or fully visible Boltzmann machine: bits coupled in pairs.
+    """Ising model, or fully visible Boltzmann machine: bits with pairwise couplings.
 
     Args:
-        objective: what is minimised: `MPF`, `PseudoLikelihood`, `MaximumLikelihood`
-            (up to 20 bits), or any function of an energy that makes an objective.
-        penalty: `L2` on all parameters, so that units that never change have finite
-            ones; or `L1` for couplings that are exactly zero, which leaves biases but
-            for a faint `L2`. The class itself, and no name of it.
-        strength: of the penalty; 0 for none.
-        binarize: what is above it is 1 and all else 0, as in scikit-learn's
-            `BernoulliNB`; bits, booleans and spins of -1 and 1 are then taken alike.
-            None to refuse all but 0 and 1. Of more than two values a warning tells.
-        max_iter: steps of descent at most; a warning says if they were too few.
-        annealing_steps: distributions on the way to log Z where it cannot be summed; 0
-            not to estimate it, as where scores are not wanted.
-        random_state: an integer for results that can be repeated.
+        objective: the loss: `MPF`, `PseudoLikelihood`, `MaximumLikelihood` (up to 20
+            bits), or any function of an energy that returns an objective.
+        penalty: the class `L2`, a penalty on all parameters, which keeps the parameters
+            of constant units finite; or the class `L1`, which sets some couplings
+            exactly to zero and penalises biases only with a weak `L2`.
+        strength: the strength of the penalty; 0 for no penalty.
+        binarize: values above it are set to 1 and all others to 0, as in scikit-learn's
+            `BernoulliNB`, so that bits, booleans and spins of -1 and 1 are accepted;
+            issues a warning if X has more than two distinct values. None to raise an
+            error for values other than 0 and 1.
+        max_iter: the largest number of descent steps; a warning is issued if the fit
+            has not converged by then.
+        annealing_steps: the number of intermediate distributions in the estimate of log
+            Z if it cannot be summed; 0 to skip the estimate, if no scores are needed.
+        random_state: an integer for reproducible results.
 
     Attributes:
-        params_: what `probjax.ising` takes, as `ising.coupling_matrix(params_)`.
-        log_z_: the partition function.
-        log_z_stderr_: its standard error.
-        n_iter_: steps of descent.
-        model_: what `storage.save` writes for the command line to read.
+        params_: the parameters, for functions of `probjax.ising` such as
+            `ising.coupling_matrix(params_)`.
+        log_z_: the log partition function.
+        log_z_stderr_: the standard error of `log_z_`.
+        n_iter_: the number of descent steps.
+        model_: the model as `storage.save` writes it for the command line.
 
     >>> X = np.array([[0, 0], [1, 1], [1, 1], [0, 1]])
     >>> model = Ising(strength=1e-3).fit(X)
@@ -203,86 +239,48 @@ class Ising(_Bits):
     1.0
     """
 
-    _family = "ising"
-
-    def __init__(
-        self,
-        *,
-        objective: Callable[..., Objective] = MPF,
-        penalty: Callable[[float], Penalty] = L2,
-        strength: float = 1e-4,
-        binarize: float | None = 0.0,
-        max_iter: int = 2000,
-        annealing_steps: int = 1000,
-        random_state: Any = None,
-    ):
-        self.objective = objective
-        self.penalty = penalty
-        self.strength = strength
-        self.binarize = binarize
-        self.max_iter = max_iter
-        self.annealing_steps = annealing_steps
-        self.random_state = random_state
-
-    def _start(self, key: PRNGKeyArray, data: Data) -> ising.Params:
-        return ising.init(key, data.x.shape[1], scale=0.0)
+    _family_name = "ising"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Hopfield(OneToOneFeatureMixin, TransformerMixin, _Bits):
-    """A Hopfield network that remembers rows: `transform` recalls them.
+    """Hopfield network that stores rows as memories; `transform` recalls them.
 
-    With a small penalty the flow has its minimum where basins are wide: see
-    `probjax.hopfield`. Its arguments and attributes are those of `Ising`, with which it
-    has the energy in common; `params_` are what `probjax.hopfield` takes.
+    With a small penalty, minimum probability flow gives the memories wide basins of
+    attraction; see `probjax.hopfield`. Arguments and attributes are those of `Ising`,
+    which has the same energy in other parameters; `params_` is for functions of
+    `probjax.hopfield`.
 
     >>> X = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
     >>> Hopfield().fit(X).transform([[1, 1, 0, 1], [0, 0, 1, 0]]).tolist()
     [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
     """
 
-    _family = "hopfield"
+    _family_name = "hopfield"
 
-    def __init__(
-        self,
-        *,
-        objective: Callable[..., Objective] = MPF,
-        penalty: Callable[[float], Penalty] = L2,
-        strength: float = 2e-5,
-        binarize: float | None = 0.0,
-        max_iter: int = 2000,
-        annealing_steps: int = 1000,
-        random_state: Any = None,
-    ):
-        self.objective = objective
-        self.penalty = penalty
-        self.strength = strength
-        self.binarize = binarize
-        self.max_iter = max_iter
-        self.annealing_steps = annealing_steps
-        self.random_state = random_state
-
-    def _start(self, key: PRNGKeyArray, data: Data) -> hopfield.Params:
-        return hopfield.init(key, data.x.shape[1])
+    strength: float = 2e-5
 
     def transform(self, X: Any) -> np.ndarray:
-        """The memories, as 0 and 1, that the dynamics come to from each row."""
+        """Return the fixed point that the dynamics reach from each row, as 0 and 1."""
         check_is_fitted(self)
         x = self._states(X, reset=False)
-        return families.in_blocks(partial(_recalled, self.params_), x)
+        return fitted_models.apply_in_blocks(partial(_recall, self.params_), x)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
-    """A restricted Boltzmann machine: `transform` gives the means of its hidden units.
+    """Restricted Boltzmann machine; `transform` returns the means of its hidden units.
 
-    Other than scikit-learn's `BernoulliRBM` it is scored by its true log-probability.
+    Unlike scikit-learn's `BernoulliRBM`, `score` returns the true log-likelihood.
 
     Args:
-        n_components: hidden units.
-        objective: as for `Ising`; by default `PseudoLikelihood`, which has a lower
-            bound where hidden units tell all rows from their neighbours. That of `MPF`
-            has none, and a fit of few rows may end short of its minimum.
+        n_components: the number of hidden units, also accepted by position.
+        objective: the loss, as for `Ising`. The default `PseudoLikelihood` is bounded
+            below. `MPF` is not if hidden units can distinguish all rows from their
+            neighbours, so that a fit to few rows may not converge.
 
-    All else is as for `Ising`; `params_` are what `probjax.rbm` takes.
+    The other arguments are those of `Ising`; `params_` is for functions of
+    `probjax.rbm`.
 
     >>> from probjax import MaximumLikelihood
     >>> X = np.array([[0, 0], [1, 1], [1, 1], [0, 1]])
@@ -291,57 +289,41 @@ class RBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Bits):
     (4, 3)
     """
 
-    _family = "rbm"
+    _family_name = "rbm"
 
-    def __init__(
-        self,
-        n_components: int = 16,
-        *,
-        objective: Callable[..., Objective] = PseudoLikelihood,
-        penalty: Callable[[float], Penalty] = L2,
-        strength: float = 1e-4,
-        binarize: float | None = 0.0,
-        max_iter: int = 2000,
-        annealing_steps: int = 1000,
-        random_state: Any = None,
-    ):
-        self.n_components = n_components
-        self.objective = objective
-        self.penalty = penalty
-        self.strength = strength
-        self.binarize = binarize
-        self.max_iter = max_iter
-        self.annealing_steps = annealing_steps
-        self.random_state = random_state
+    n_components: int = field(default=16, kw_only=False)
+    objective: Callable[..., Objective] = PseudoLikelihood
 
-    def _start(self, key: PRNGKeyArray, data: Data) -> rbm.Params:
-        size = data.x.shape[1]
-        return rbm.init(key, size, self.n_components, scale=0.1, data=data)
+    def _num_hidden(self) -> int:
+        return self.n_components
 
     @property
     def _n_features_out(self):
         return self.n_components
 
     def transform(self, X: Any) -> np.ndarray:
-        """The probability that each hidden unit is on, given a row."""
+        """Return the probability that each hidden unit is on, given each row."""
         check_is_fitted(self)
         x = self._states(X, reset=False)
-        return families.in_blocks(partial(_hidden_means, self.params_), x)
+        return fitted_models.apply_in_blocks(partial(_hidden_means, self.params_), x)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Potts(_Density):
-    """The Potts model: sites of several letters, coupled in pairs, as of proteins.
+    """Potts model: sites of several letters with pairwise couplings, as for proteins.
 
-    Rows are letters 0 to q - 1. Numbers that are not whole are refused: there is no
-    threshold that would make letters of them.
+    Rows are letters 0 to q - 1. Other numbers raise an error, because no threshold
+    turns them into letters.
 
     Args:
-        num_states: letters of a site; None for as many as the data show.
-        objective: `PseudoLikelihood`, `families.SiteFlow` for minimum probability flow,
-            `MaximumLikelihood`, or any function of an energy and `num_states=`.
+        num_states: the number of letters of a site; None for 1 + the largest letter in
+            the data, at least 2.
+        objective: the loss: `PseudoLikelihood`, `families.SiteFlow` for minimum
+            probability flow, `MaximumLikelihood`, or any function of an energy and
+            `num_states=` that returns an objective.
 
-    All else is as for `Ising`; `params_` are what `probjax.potts` takes, as
-    `potts.contact_scores(params_)`.
+    The other arguments are those of `Ising` except `binarize`; `params_` is for
+    functions of `probjax.potts` such as `potts.contact_scores(params_)`.
 
     >>> X = np.array([[0, 0], [1, 1], [2, 2], [2, 2], [0, 1]])
     >>> model = Potts().fit(X)
@@ -349,26 +331,11 @@ class Potts(_Density):
     True
     """
 
-    _family = "potts"
+    _family_name = "potts"
 
-    def __init__(
-        self,
-        *,
-        num_states: int | None = None,
-        objective: Callable[..., Objective] = PseudoLikelihood,
-        penalty: Callable[[float], Penalty] = L2,
-        strength: float = 1e-2,
-        max_iter: int = 2000,
-        annealing_steps: int = 1000,
-        random_state: Any = None,
-    ):
-        self.num_states = num_states
-        self.objective = objective
-        self.penalty = penalty
-        self.strength = strength
-        self.max_iter = max_iter
-        self.annealing_steps = annealing_steps
-        self.random_state = random_state
+    num_states: int | None = None
+    objective: Callable[..., Objective] = PseudoLikelihood
+    strength: float = 1e-2
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -380,32 +347,34 @@ class Potts(_Density):
         x = np.asarray(validate_data(self, X, reset=reset))
         check_non_negative(x, type(self).__name__)
         if not (x == np.round(x)).all():
-            raise ValueError("Potts needs letters, whole numbers of 0 and more")
-        most = int(x.max()) + 1
+            raise ValueError("X must be letters for Potts, whole numbers from 0")
+        largest = int(x.max())
         if reset:
-            shown = max(most, 2)
-            self.num_states_ = shown if self.num_states is None else self.num_states
-        if most > self.num_states_:
+            found = max(largest + 1, 2)
+            self.num_states_ = found if self.num_states is None else self.num_states
+        if largest >= self.num_states_:
             raise ValueError(
-                f"Potts of {self.num_states_} states needs the letters 0 to "
-                f"{self.num_states_ - 1}, got {most - 1}"
+                f"X must be letters from 0 to {self.num_states_ - 1} for Potts of "
+                f"{self.num_states_} letters, got {largest}"
             )
         return x
 
+    def _num_states(self) -> int:
+        return self.num_states_
+
     def _objective(self) -> Objective:
-        return self.objective(potts.energy, num_states=self.num_states_)
-
-    def _start(self, key: PRNGKeyArray, data: Data) -> potts.Params:
-        return potts.init(key, data.x.shape[1], self.num_states_, scale=0.0)
+        return self.objective(self._family.energy, num_states=self.num_states_)
 
 
-def _refuse_names(parameter, examples, given):
-    """A string would fail only when called, as trouble of another kind."""
+def _check_callable(parameter, examples, given):
+    """Raise for a string, which would fail later with an unrelated error."""
     if not callable(given):
-        raise ValueError(f"{parameter} must be {examples}, the class, got {given!r}")
+        raise ValueError(
+            f"{parameter} must be a constructor such as {examples}, got {given!r}"
+        )
 
 
-def _is_grey(x):
+def _has_more_than_two_values(x):
     return bool(((x != x.min()) & (x != x.max())).any())
 
 
@@ -414,7 +383,7 @@ def _key(random_state):
 
 
 @jax.jit
-def _recalled(params, x):
+def _recall(params, x):
     return hopfield.recall(params, x).x
 
 

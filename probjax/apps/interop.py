@@ -1,7 +1,8 @@
-"""Other libraries: draws for ArviZ, kernels from blackjax, samplers for blackjax.
+"""Conversions between probjax, ArviZ and blackjax.
 
-ArviZ and blackjax load on call. In blackjax a target is `logdensity(x)`, here it is
--potential(x); only this module knows of that sign.
+Draws are converted for ArviZ, kernels of blackjax to samplers, and samplers to
+algorithms of blackjax. ArviZ and blackjax are imported on call. A target of blackjax is
+`logdensity(x) = -potential(x)`; only this module uses that sign.
 """
 
 from collections.abc import Callable
@@ -31,11 +32,11 @@ from probjax.types import (
 
 
 def to_arviz(draws: Draws) -> Any:
-    """`draws` as ArviZ has them: `InferenceData` before its version 1, then `DataTree`.
+    """Convert `draws` to `InferenceData`, or to `DataTree` since version 1 of ArviZ.
 
-    The group `posterior` has the states, by the names of their fields, `x` if they are
-    one array; `sample_stats` has `acceptance_rate`, and `diverging` and `energy` if
-    they are told.
+    The group `posterior` contains the states under the names of their fields, or under
+    `x` if a state is a single array. The group `sample_stats` contains
+    `acceptance_rate`, and `diverging` and `energy` if the sampler reports them.
 
     >>> from probjax import HeatBath, ising, sample
     >>> params, x = ising.init(jax.random.key(0), 3), jnp.zeros((2, 3))
@@ -47,7 +48,7 @@ def to_arviz(draws: Draws) -> Any:
     try:
         import arviz
     except ImportError as error:
-        raise ImportError("to_arviz needs ArviZ: pip install arviz") from error
+        raise ImportError("to_arviz requires ArviZ: pip install arviz") from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(draws.x)
     states = {_name(path): np.asarray(leaf) for path, leaf in leaves}
     stats = {"acceptance_rate": np.asarray(draws.info.accept)}
@@ -66,7 +67,7 @@ def _name(path):
 
 
 class BlackjaxState(NamedTuple):
-    """Where a kernel is.
+    """State of a `Blackjax` sampler.
 
     >>> import blackjax
     >>> def energy(params, x):
@@ -79,30 +80,30 @@ class BlackjaxState(NamedTuple):
     """
 
     x: State
-    """The current state."""
+    """Current state of the chain."""
     inner: Any
-    """The kernel's own state."""
+    """State of the blackjax kernel, with its cached log density."""
     weights: Float[Array, " term"]
-    """The weights of the potential whose log density `inner` has."""
+    """Weights of the potential for which the log density in `inner` was computed."""
 
 
 @recipe
 class Blackjax(Sampler):
-    """A kernel of blackjax as a sampler of continuous states.
+    """Sampler of continuous states that applies a kernel of blackjax.
 
         kernel = blackjax.nuts.build_kernel()
         parameters = {"step_size": 0.1, "inverse_mass_matrix": jnp.ones(5)}
         sampler = Blackjax(blackjax.nuts.init, kernel, parameters)
 
-    Build a kernel once: each is another function, and with another one `sample`
-    compiles anew. Moving `parameters` does not.
+    Build a kernel once and reuse it: `build_kernel()` returns a new function on each
+    call, for which `sample` compiles again. New values of `parameters` do not compile.
 
     Args:
-        start: the `init` of the kernel's module, a function of `(x, logdensity)`, or of
-            `(x, logdensity, key)` if it takes three arguments.
-        kernel: what `build_kernel()` returns. Sizes that must be known in advance are
-            bound to it: `partial(kernel, max_num_doublings=6)`.
-        parameters: all its other arguments by name, traced.
+        start: the `init` of the kernel's module, a function of `(x, logdensity)` or of
+            `(x, logdensity, key)`.
+        kernel: the result of `build_kernel()`. Bind arguments that must be static, such
+            as sizes: `partial(kernel, max_num_doublings=6)`.
+        parameters: all other arguments of the kernel by name, which are traced.
 
     >>> import blackjax
     >>> from probjax import sample
@@ -125,7 +126,7 @@ class Blackjax(Sampler):
         return "reals"
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> BlackjaxState:
-        inner = self._started(key, potential, x)
+        inner = self._start_kernel(key, potential, x)
         return BlackjaxState(x, inner, potential.weights)
 
     def step(
@@ -147,33 +148,34 @@ class Blackjax(Sampler):
         )
         return BlackjaxState(inner.position, inner, potential.weights), report
 
-    def _started(self, key, potential, x):
+    def _start_kernel(self, key, potential, x):
         needs_key = len(signature(self.start).parameters) == 3
         return self.start(x, _logdensity(potential), *([key] if needs_key else []))
 
     def _reweighted(self, key, potential, state):
-        """The kernel's state with log density and gradient under the weights of now.
+        """Return the kernel's state with log density and gradient at current weights.
 
-        Kernels keep them for the weights they had. Those of a single energy are
-        proportional to its weight; of several, they are evaluated again.
+        The kernel caches both at the weights of its last step. For a potential of one
+        energy they are proportional to its weight and are rescaled; for several
+        energies they are computed again.
         """
         inner = state.inner
         names = [name for name in inner._fields if name.startswith("logdensity")]
-        kept = {name: getattr(inner, name) for name in names}
+        cached = {name: getattr(inner, name) for name in names}
         if len(potential.energies) > 1:
-            return inner._replace(**_fresh(self, key, potential, state.x, kept))
-        # Of a weight of 0 nothing can be told of another.
+            return inner._replace(**_recomputed(self, key, potential, state.x, cached))
+        # Values at weight 0 are all 0 and cannot be rescaled.
         lost = state.weights[0] == 0
-        fresh = together(_fresh, lost, self, key, potential, state.x, kept)
+        fresh = together(_recomputed, lost, self, key, potential, state.x, cached)
         scale = potential.weights[0] / jnp.where(lost, 1, state.weights[0])
         return inner._replace(
-            **jax.tree.map(lambda f, k: jnp.where(lost, f, scale * k), fresh, kept)
+            **jax.tree.map(lambda f, c: jnp.where(lost, f, scale * c), fresh, cached)
         )
 
 
-def _fresh(sampler, key, potential, x, names):
-    started = sampler._started(key, potential, x)
-    return {name: getattr(started, name) for name in names}
+def _recomputed(sampler, key, potential, x, names):
+    inner = sampler._start_kernel(key, potential, x)
+    return {name: getattr(inner, name) for name in names}
 
 
 def _logdensity(potential):
@@ -181,11 +183,12 @@ def _logdensity(potential):
 
 
 def to_blackjax(sampler: Sampler, energy: Energy, params: Params) -> Any:
-    """A sampler of exp(-energy) as a `blackjax.SamplingAlgorithm`.
+    """Convert a sampler of exp(-energy) to a `blackjax.SamplingAlgorithm`.
 
-    `init(x, key)` checks and starts one state, `step(key, state)` moves it; states have
-    the current one as `x`. Parameters are part of the two functions, as all targets are
-    in blackjax, so other parameters compile anew.
+    `init(x, key)` checks one state and returns the initial state of the sampler;
+    `step(key, state)` moves it. The current state of the chain is its field `x`. Both
+    functions contain the parameters, as is usual in blackjax, so that they are compiled
+    again for other parameters.
 
     >>> from probjax import HeatBath, ising
     >>> params = ising.from_matrix([[50, 0], [0, -50]])
@@ -198,7 +201,9 @@ def to_blackjax(sampler: Sampler, energy: Energy, params: Params) -> Any:
     try:
         from blackjax import SamplingAlgorithm
     except ImportError as error:
-        raise ImportError("to_blackjax needs blackjax: pip install blackjax") from error
+        raise ImportError(
+            "to_blackjax requires blackjax: pip install blackjax"
+        ) from error
     model = potential(energy, params)
 
     def init(position, rng_key):

@@ -1,10 +1,10 @@
-"""Tables of states from files: bits, spins or letters, as arrays or as text.
+"""Tables of bits, spins or letters, read from and written to files.
 
-Arrays are in `.npy` or `.npz`, text in `.csv`, or `.tsv` with tabs.
+Arrays are in `.npy` or `.npz` files, text is in `.csv` files or `.tsv` files (tabs).
 
-A table is read as letters 0, 1, ..., with what they are called in the file: spins are
-the letters "-1" and "1", text is sorted. Files are data and never programs: pickles are
-refused. All trouble is one `ValueError` that names the file.
+Entries of a table are encoded as letters 0, 1, ..., and `alphabet` has their names in
+the file: "-1" and "1" for spins, the sorted distinct words for text. Pickles are never
+read. Every error is a `ValueError` of one sentence that names the file.
 """
 
 import csv
@@ -19,13 +19,13 @@ import numpy as np
 from probjax.runs.npz import PickledError, array_names, read_array, read_arrays
 
 SPINS = ("-1", "1")
-MOST_LETTERS = 1000
+MAX_LETTERS = 1000
 MISSING = ("", "NA", "N/A", "null", "None", "?")
-_ADVICE = "leave such rows out, or such columns"
+_ADVICE = "remove rows or columns with missing entries"
 
 
 class Table(NamedTuple):
-    """Rows of states.
+    """Rows of states, read from a file.
 
     >>> table = Table(x=np.array([[0, 1], [1, 1]]), alphabet=("-1", "1"), header=())
     >>> np.array(table.alphabet)[table.x].tolist()
@@ -33,24 +33,25 @@ class Table(NamedTuple):
     """
 
     x: np.ndarray
-    """Letters, `(row, site)`, whole numbers from 0."""
+    """Letters as whole numbers from 0, `(row, site)`."""
     alphabet: tuple[str, ...]
-    """What they are called; () if they are 0, 1, ... in the file as well."""
+    """Names of the letters in the file; () if the names are 0, 1, ..."""
     header: tuple[str, ...]
-    """The first row of a text, where that was no state."""
+    """Names of the columns from the first line of a text file; () if it has none."""
 
 
 class _Cells(NamedTuple):
-    """What a file holds, before it is known what it means."""
+    """Entries of a file before they are encoded as letters."""
 
     cells: np.ndarray
     header: tuple[str, ...] = ()
     lines: Sequence[int] | None = None
-    """Where in a text the rows are, from 1; None of an array."""
+    """Line number of each row in a text file, from 1; None for an array."""
 
     def place(self, row: int, column: int) -> str:
-        said = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
-        return f"{said}, column {column + 1}"
+        """Return the position of an entry in the file, for an error message."""
+        where = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
+        return f"{where}, column {column + 1}"
 
 
 def read(
@@ -59,11 +60,13 @@ def read(
     array: str | None = None,
     alphabet: tuple[str, ...] | None = None,
 ) -> Table:
-    """The table in a file.
+    """Read the table in a file.
 
     Args:
-        array: which one, of an `.npz` with several.
-        alphabet: that of the table a model was fitted to; None to find it.
+        path: a `.npy`, `.npz`, `.csv` or `.tsv` file.
+        array: the name of the array, for an `.npz` file with several.
+        alphabet: the alphabet of the table to which a model was fitted; None to infer
+            it from the file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -86,10 +89,10 @@ def read(
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path} must end in .npy, .npz, .csv or .tsv")
     if array is not None and path.suffix.lower() != ".npz":
-        raise ValueError(f"{path} has no named arrays: those are of .npz files")
+        raise ValueError(f"{path} must be an .npz file if an array is named")
     try:
         found = readers[path.suffix.lower()](path, array)
-        x, alphabet = _letters(found, alphabet)
+        x, alphabet = _encode(found, alphabet)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -103,10 +106,13 @@ def write(
     alphabet: tuple[str, ...] = (),
     header: tuple[str, ...] = (),
 ) -> None:
-    """Write letters as they are called, to a `.npy` or a `.csv`.
+    """Write letters under their names to a `.npy` or `.csv` file.
 
     Args:
-        header: the first line of a `.csv`; () for none.
+        path: a `.npy` or `.csv` file.
+        x: letters as whole numbers from 0, `(row, site)`.
+        alphabet: names of the letters; () to write the numbers.
+        header: the first line of a `.csv` file; () for none.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -135,7 +141,7 @@ def write(
 def write_csv(
     path: str | Path, rows: Iterable[Sequence], header: tuple[str, ...] = ()
 ) -> None:
-    """Write rows of anything, after a header if there is one.
+    """Write rows to a `.csv` file, after a header if one is given.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -153,36 +159,38 @@ def write_csv(
 def _read_npy(path, array):
     with open(path, "rb") as file:
         if file.read(6) != b"\x93NUMPY":
-            raise ValueError("is no array that NumPy wrote (a pickle is refused)")
+            raise ValueError("is not an array saved by NumPy (pickles are not read)")
         file.seek(0)
         size = os.fstat(file.fileno()).st_size
-        return _Cells(_stored(lambda: read_array(file, size)))
+        return _Cells(_load_table(lambda: read_array(file, size)))
 
 
 def _read_npz(path, array):
     try:
         names = array_names(path)
     except zipfile.BadZipFile as error:
-        raise ValueError("is damaged, or no .npz file") from error
+        raise ValueError("is damaged or not an .npz file") from error
     shown = ", ".join(names)
     if array is None and len(names) != 1:
-        raise ValueError(f"holds {len(names)} arrays, {shown}: name one with --array")
+        raise ValueError(
+            f"contains {len(names)} arrays, {shown}; name one with --array"
+        )
     name = names[0] if array is None else array
     if name not in names:
         raise ValueError(f"has no array {name}, only {shown}")
-    return _Cells(_stored(lambda: read_arrays(path, [name])[name]))
+    return _Cells(_load_table(lambda: read_arrays(path, [name])[name]))
 
 
-def _stored(load):
-    """The array that `load` finds in a file, if it is a table."""
+def _load_table(load):
+    """Return the array that `load` reads; raise if it is not a table."""
     try:
         cells = load()
     except PickledError as error:
-        raise ValueError("holds Python objects, a pickle, which is refused") from error
+        raise ValueError("contains Python objects; pickles are not read") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError("is damaged or truncated") from error
     if cells.ndim != 2:
-        raise ValueError(f"must hold rows of sites, (row, site), got {cells.shape}")
+        raise ValueError(f"must have shape (row, site), got {cells.shape}")
     return cells
 
 
@@ -191,15 +199,15 @@ def _read_text(path, array):
         try:
             text = file.read()
         except UnicodeDecodeError as error:
-            raise ValueError("is no text") from error
+            raise ValueError("is not a text in UTF-8") from error
     first = text.lstrip().partition("\n")[0]
-    marks = "\t" if path.suffix.lower() == ".tsv" else ",;\t"
-    delimiter = next((mark for mark in marks if mark in first), marks[0])
+    delimiters = "\t" if path.suffix.lower() == ".tsv" else ",;\t"
+    delimiter = next((each for each in delimiters if each in first), delimiters[0])
     reader = csv.reader(text.splitlines(), delimiter=delimiter)
     try:
         placed = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise ValueError(f"is no table: {error}") from error
+        raise ValueError(f"is not a table: {error}") from error
     if not placed:
         raise ValueError("is empty")
     lines = [line for line, _ in placed]
@@ -207,8 +215,8 @@ def _read_text(path, array):
     for line, row in zip(lines, rows, strict=True):
         if len(row) != len(rows[0]):
             raise ValueError(
-                f"is ragged: line {line} has {len(row)} entries, the first "
-                f"{len(rows[0])}"
+                "must have equally many entries in each line, got "
+                f"{len(rows[0])} in line {lines[0]} and {len(row)} in line {line}"
             )
     if not _is_header(rows):
         return _Cells(np.array(rows, str), (), lines)
@@ -216,51 +224,54 @@ def _read_text(path, array):
 
 
 def _is_header(rows):
-    """Whether the first row says what columns are.
+    """Whether the first row names the columns.
 
-    None of its entries occurs below, where they are not all numbers; or it counts
-    columns further than letters go, or after nothing, as above an index.
+    It does in three cases. Its entries are not all numbers and do not occur in the rows
+    below; or it numbers the columns from 0 and its last number does not occur
+    below; or it numbers the columns after an empty cell, above an index.
     """
     if len(rows) < 2:
         return False
     below = {cell for row in rows[1:] for cell in row}
     columns = [str(column) for column in range(len(rows[0]))]
-    counts = rows[0] == columns and columns[-1] not in below
-    above_index = len(columns) > 1 and rows[0] == ["", *columns[:-1]]
-    named = _floats(np.array(rows[0])) is None and below.isdisjoint(rows[0])
-    return named or counts or above_index
+    is_named = _floats(np.array(rows[0])) is None and below.isdisjoint(rows[0])
+    is_numbered = rows[0] == columns and columns[-1] not in below
+    is_above_index = len(columns) > 1 and rows[0] == ["", *columns[:-1]]
+    return is_named or is_numbered or is_above_index
 
 
-def _letters(found: _Cells, alphabet) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Cells as letters, and what these are called."""
+def _encode(found: _Cells, alphabet) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return cells as whole numbers from 0, and the alphabet."""
     cells = found.cells
     if cells.size == 0:
         raise ValueError("is empty")
-    _refuse_index(cells)
+    _reject_index(cells)
     numbers = _numbers(cells)
     if numbers is None:
-        return _spelled(found, np.char.strip(cells.astype(str)), alphabet)
-    _refuse_fractions(found, numbers)
+        return _encode_text(found, np.char.strip(cells.astype(str)), alphabet)
+    _reject_fractions(found, numbers)
     spins = bool(np.isin(numbers, (-1, 1)).all() and -1 in numbers)
     if spins and alphabet == ():
         raise ValueError(
-            "holds spins, and the model was fitted to 0 and 1, or to letters from 0"
+            "contains spins of -1 and 1, but the model was fitted to bits or letters "
+            "from 0"
         )
     if alphabet is None:
         alphabet = SPINS if spins else ()
     if alphabet == ():
-        if numbers.min() < 0 or numbers.max() >= MOST_LETTERS:
+        if numbers.min() < 0 or numbers.max() >= MAX_LETTERS:
             wrong = numbers.min() if numbers.min() < 0 else numbers.max()
             raise ValueError(
-                f"must hold bits, spins of -1 and 1, or letters from 0, got {wrong:g}"
+                "must contain bits, spins of -1 and 1, or letters from 0 to "
+                f"{MAX_LETTERS - 1}, got {wrong:g}"
             )
         return numbers.astype(np.int64), ()
     text = np.char.mod("%d", numbers.astype(np.int64))
-    return _spelled(found, text, alphabet)
+    return _encode_text(found, text, alphabet)
 
 
-def _refuse_index(cells):
-    """A first column that counts rows from 0 or 1, beside bits, spins or words."""
+def _reject_index(cells):
+    """Raise if the first column numbers the rows and the others are states."""
     if cells.shape[0] < 3 or cells.shape[1] < 2:
         return
     first = _floats(cells[:, 0])
@@ -270,77 +281,84 @@ def _refuse_index(cells):
         rest = _floats(cells[:, 1:])
         if rest is None or np.isin(rest, (-1, 0, 1)).all():
             raise ValueError(
-                "has a column too many: column 1 looks like an index: leave it out"
+                "has a first column that looks like an index of the rows; remove it"
             )
 
 
 def _numbers(cells: np.ndarray) -> np.ndarray | None:
-    """Cells as floats, NaN where they are missing; None if they are text."""
+    """Return cells as floats, NaN if missing; None if some are text."""
     found = _floats(cells)
     if found is not None:
         return found
     text = cells.astype(str)
-    gaps = np.isin(text, MISSING)
-    return None if gaps.all() else _floats(np.where(gaps, "nan", text))
+    missing = np.isin(text, MISSING)
+    return None if missing.all() else _floats(np.where(missing, "nan", text))
 
 
 def _floats(cells: np.ndarray) -> np.ndarray | None:
-    """Cells as floats; None if one of them is no number."""
+    """Return cells as floats; None if one of them is not a number."""
     if cells.dtype.kind not in "biufUS":
-        raise ValueError(f"must hold numbers or text, got {cells.dtype}")
+        raise ValueError(f"must contain numbers or text, got {cells.dtype}")
     try:
         return cells.astype(float)
     except ValueError:
         return None
 
 
-def _refuse_fractions(found, numbers):
+def _reject_fractions(found, numbers):
+    """Raise if a number is missing or is not whole."""
     wrong = np.argwhere(~(np.isfinite(numbers) & (numbers == np.round(numbers))))
     if not len(wrong):
         return
     row, column = wrong[0]
     place = found.place(row, column)
     if np.isnan(numbers[row, column]):
-        raise ValueError(f"misses an entry at {place}: {_ADVICE}")
+        raise ValueError(f"has a missing entry at {place}; {_ADVICE}")
     raise ValueError(
-        f"must hold bits, spins or letters, but {place} is no whole number: "
-        f"{found.cells[row, column]}"
+        f"must contain whole numbers or text, got {found.cells[row, column]} at {place}"
     )
 
 
-def _spelled(found, text: np.ndarray, alphabet) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encode_text(
+    found: _Cells, text: np.ndarray, alphabet
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the index of each cell in the alphabet, and the alphabet."""
     empty = np.argwhere(text == "")
     if len(empty):
-        raise ValueError(f"misses an entry at {found.place(*empty[0])}: {_ADVICE}")
+        raise ValueError(f"has a missing entry at {found.place(*empty[0])}; {_ADVICE}")
     symbols, x = np.unique(text, return_inverse=True)
     x = x.reshape(text.shape)
     if alphabet is None:
-        _refuse_prose(found, symbols)
+        _reject_prose(found, symbols)
         return x, tuple(symbols.tolist())
     known = dict(zip(alphabet, range(len(alphabet)), strict=True))
     if alphabet == () or not known.keys() >= set(symbols.tolist()):
-        _refuse_lone_header(found, symbols)
-        wrong = next(symbol for symbol in symbols.tolist() if symbol not in known)
-        right = ", ".join(alphabet) or "numbers from 0"
-        raise ValueError(f"has the letter {wrong!r}, the model was fitted to {right}")
+        _reject_lone_header(found, symbols)
+        unknown = next(symbol for symbol in symbols.tolist() if symbol not in known)
+        expected = ", ".join(alphabet) or "numbers from 0"
+        raise ValueError(
+            f"has the letter {unknown!r}, but the model was fitted to {expected}"
+        )
     return np.array([known[symbol] for symbol in symbols.tolist()])[x], alphabet
 
 
-def _refuse_prose(found, symbols):
-    """What is no table, though it has rows of as many entries."""
-    _refuse_lone_header(found, symbols)
+def _reject_prose(found, symbols):
+    """Raise for text that is not a table, although all rows have the same length."""
+    _reject_lone_header(found, symbols)
     rows, columns = found.cells.shape
     if columns == 1 and len(symbols) > max(2, rows / 2):
         raise ValueError(
-            f"holds one column of {len(symbols)} different texts: a table has a column "
-            "for each site"
+            f"must have a column for each site, got one column of {len(symbols)} "
+            "different words"
         )
-    if len(symbols) > MOST_LETTERS:
-        raise ValueError(f"holds {len(symbols)} different words: that is no alphabet")
+    if len(symbols) > MAX_LETTERS:
+        raise ValueError(
+            f"must have at most {MAX_LETTERS} different words, got {len(symbols)}"
+        )
 
 
-def _refuse_lone_header(found, symbols):
+def _reject_lone_header(found, symbols):
     if found.lines is not None and len(symbols) == found.cells.size == len(
         found.cells[0]
     ):
-        raise ValueError("has a header and no rows")
+        raise ValueError("has a header but no rows")

@@ -1,6 +1,7 @@
-"""Figures. Functions take `ax=`, draw on it and return it; matplotlib loads on call.
+"""Figures: functions that take `ax=`, draw on it and return it.
 
-Axes are named where they have no name yet, and nothing has a legend until you ask.
+Matplotlib is imported on call. Axis labels that the caller has set are kept. Legends
+are not drawn; call `ax.legend()` for one.
 """
 
 from probjax.plots.canvas import (

@@ -1,7 +1,7 @@
-"""What was found against what it should be: parameters, moments, counts.
+"""Estimates against true values, and means over data against those of a model.
 
-Noise is shown as two standard errors to either side throughout: where a model is true,
-19 of 20 entries are within.
+Bands and error bars extend two standard errors to either side, so that they contain
+about 19 of 20 entries if the model is correct.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from probjax.plots.canvas import (
     GREY,
     ORANGE,
     PALE,
-    alike,
     axes,
     finish,
-    once,
+    flat_arrays,
+    unused_label,
 )
 from probjax.types import ArrayLike
 
 NOISE = "2 standard errors"
-UNHELD = "not held by the data"
+UNDETERMINED = "not determined by the data"
 
 
 def agreement(
@@ -36,18 +36,21 @@ def agreement(
     marker: str = "o",
     size: float = 14.0,
 ) -> Any:
-    """`estimate` against `truth`, entry by entry, and the line where they are equal.
+    """Scatter plot of `estimate` against `truth`, with the line of equality.
 
-    The line spans the truth, whatever becomes of the estimates.
+    The line spans the range of `truth`, however far the estimates are from it.
 
     Args:
-        size: the area of a marker, in square points: small ones suit thousands.
+        truth: true values.
+        estimate: estimated values, of the same shape.
+        size: the area of a marker in square points; small ones suit thousands of
+            entries.
 
     >>> ax = agreement([0.0, 1.0], [0.1, 50.0])
     >>> ax.lines[0].get_xydata().tolist()
     [[0.0, 0.0], [1.0, 1.0]]
     """
-    truth, estimate = alike(truth=truth, estimate=estimate)
+    truth, estimate = flat_arrays(truth=truth, estimate=estimate)
     ax = axes(ax)
     from matplotlib.markers import MarkerStyle
 
@@ -60,7 +63,7 @@ def agreement(
         marker=marker,
         color=color,
         alpha=0.6,
-        # Crosses are nothing but lines.
+        # Unfilled markers, such as crosses, consist of lines only.
         linewidths=0 if MarkerStyle(marker).is_filled() else 1,
         label=label,
         zorder=2,
@@ -76,22 +79,25 @@ def comparison(
     color: str = BLUE,
     marker: str = "o",
 ) -> Any:
-    """Means over the data against the model's, with a band of sampling noise.
+    """Scatter plot of means over the data against the model's, with sampling error.
 
-    The band is two standard errors about equality, each entry's own: a point beyond it
-    differs by more than noise.
+    A vertical bar at each entry extends two standard errors to either side of equality.
+    A point outside of its bar differs by more than sampling error.
+
+    Args:
+        found: a comparison, such as the result of `goodness.pair_frequencies`.
 
     >>> share = np.array([0.5, 0.1])
     >>> ax = comparison(Comparison(share + 0.01, share, share / 10, np.ones(2)))
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('model', 'data')
     """
-    expected, observed, stderr = alike(
+    expected, observed, stderr = flat_arrays(
         expected=found.expected, observed=found.observed, stderr=found.stderr
     )
     ax = finish(axes(ax), "model", "data")
     low, high = expected - 2 * stderr, expected + 2 * stderr
-    shared = once(ax, NOISE)
+    shared = unused_label(ax, NOISE)
     ax.vlines(expected, low, high, color=PALE, linewidth=2.5, zorder=0, label=shared)
     return agreement(expected, observed, ax=ax, label=label, color=color, marker=marker)
 
@@ -104,14 +110,16 @@ def population_count(
     color: str = BLUE,
     linestyle: str = "-",
 ) -> Any:
-    """How many units are on at once: the data's shares as dots, the model's as a line.
+    """Distribution of the number of units that are on: data as dots, model as a line.
 
-    The model's band is two standard errors wide to either side, that of the data's
-    sampling and its own: a model that fits has the data in it. Shown is what was seen,
-    or should have been by the model. Further calls add models; dots are drawn once.
+    The band around the line extends two standard errors to either side, which include
+    the sampling error of the data and of the model; a model that fits has the data in
+    its band. Counts are shown if they occur in the data, or if the model expects them
+    at least as often as the rarest count in the data. Further calls on the same axes
+    add models; the dots are drawn once.
 
     Args:
-        found: of `goodness.population_count`.
+        found: the result of `goodness.population_count`.
 
     >>> share = np.array([0.5, 0.4, 0.1])
     >>> found = Comparison(share, share, share / 10, np.zeros(3))
@@ -124,8 +132,8 @@ def population_count(
     )
     if observed.ndim != 1 or not (observed > 0).any():
         raise ValueError(
-            "found must be of goodness.population_count, one share to a count: "
-            f"got shape {observed.shape}"
+            "found must be a result of goodness.population_count, with one share for "
+            f"each count, got shape {observed.shape}"
         )
     ax = axes(ax)
     least = observed[observed > 0].min()
@@ -134,7 +142,7 @@ def population_count(
     floor = least / 4
     low = np.maximum(line - 2 * stderr[shown], floor / 10)
     high = line + 2 * stderr[shown]
-    if once(ax, "data"):
+    if unused_label(ax, "data"):
         dots = np.flatnonzero(observed > 0)
         style = {"color": BLACK, "markersize": 4, "zorder": 3, "label": "data"}
         ax.plot(dots, observed[dots], "o", **style)
@@ -156,35 +164,39 @@ def estimates(
     label: str | None = None,
     color: str = BLUE,
 ) -> Any:
-    """Parameters in order, with bars of two standard errors to either side.
+    """Sorted parameters, with error bars of two standard errors to either side.
 
-    What nothing holds, whose error is infinite, is a ring without a bar.
+    Parameters with an infinite standard error, which the data do not determine, are
+    drawn as rings without a bar.
 
     Args:
-        stderr: as of `uncertainty(...).stderr`.
-        truth: what they should be, if that is known: a line, which sets the order.
+        values: estimated parameters.
+        stderr: their standard errors, such as `uncertainty(...).stderr`.
+        truth: true parameters, if known; they are drawn as a line and define the order.
 
     >>> ax = estimates([0.3, -0.2], [0.1, 0.1], truth=[0.25, -0.25])
     >>> [line.get_ydata().tolist() for line in ax.lines]
     [[-0.25, 0.25], [-0.2, 0.3]]
     """
-    values, stderr = alike(values=values, stderr=stderr)
+    values, stderr = flat_arrays(values=values, stderr=stderr)
     order = np.argsort(values, kind="stable")
     ax = axes(ax)
     if truth is not None:
-        truth, _ = alike(truth=np.ravel(truth), values=values)
+        truth, _ = flat_arrays(truth=np.ravel(truth), values=values)
         order = np.argsort(truth, kind="stable")
         line = {"color": ORANGE, "linewidth": 1.2, "zorder": 3}
-        ax.plot(truth[order], label=once(ax, "truth"), **line)
+        ax.plot(truth[order], label=unused_label(ax, "truth"), **line)
     values, stderr = values[order], stderr[order]
-    held = np.isfinite(stderr)
+    finite = np.isfinite(stderr)
     places = np.arange(len(values))
     bars = {"fmt": ".", "color": color, "markersize": 5, "elinewidth": 1, "zorder": 2}
-    bar = ax.errorbar(places[held], values[held], 2 * stderr[held], label=label, **bars)
+    bar = ax.errorbar(
+        places[finite], values[finite], 2 * stderr[finite], label=label, **bars
+    )
     bar[2][0].set_alpha(0.35)
-    if not held.all():
-        ring = {"color": color, "mfc": "none", "label": once(ax, UNHELD)}
-        ax.plot(places[~held], values[~held], "o", **ring)
+    if not finite.all():
+        ring = {"color": color, "mfc": "none", "label": unused_label(ax, UNDETERMINED)}
+        ax.plot(places[~finite], values[~finite], "o", **ring)
     ax.locator_params(axis="x", integer=True)
     by = "of its estimate" if truth is None else "of its true value"
     return finish(ax, f"parameter, in order {by}", "value")

@@ -1,4 +1,4 @@
-"""Partition functions and likelihoods: weights of particles, and intervals."""
+"""Annealing weights, and intervals of log Z and of log-likelihoods."""
 
 import math
 from typing import Any
@@ -6,44 +6,47 @@ from typing import Any
 import numpy as np
 
 from probjax.annealing import Annealed, Bracket, Estimate
-from probjax.plots.canvas import BLUE, GREY, axes, finish, once
+from probjax.plots.canvas import BLUE, GREY, axes, finish, unused_label
 from probjax.types import ArrayLike
 
-FAR = 20.0
-ROW, APART = "interval", 0.12
+LOWEST = -20.0
+ROW_ID, ROW_OFFSET = "interval", 0.12
 
 
 def weights(
     annealed: Annealed, *, ax: Any = None, label: str | None = None, color: str = BLUE
 ) -> Any:
-    """How log weights are spread, and where the sum of the weights comes from.
+    """Histogram of log weights, and of their contributions to the sum of the weights.
 
-    Filled is the share of particles, the line their share of the sum: where the line
-    stands beyond the particles, or upon a few, the estimate rests on those. Shares are
-    per nat, so that areas are 1 and calls on the same axes compare, however wide their
-    bins. Weights below e^-20 of the mean are all shown there. The label is given the
-    effective particles.
+    The filled histogram counts particles; the line counts each particle by its weight.
+    If the line is high where there are few particles, the estimate of log Z depends on
+    these few. Both have area 1, so that calls on the same axes can be compared whatever
+    their bins. Weights below e^-20 times the mean weight are shown at that value. The
+    effective number of particles is added to the label.
+
+    Args:
+        annealed: the result of `ais`.
 
     >>> few = Annealed(0.0, 0.3, -0.2, 0.2, 2.7, np.log([1, 2, 1]), *4 * [None])
     >>> weights(few).get_ylabel()
     'share per nat (filled: particles, line: sum)'
     """
-    apart, shares = _shares(annealed.log_weights)
+    relative, shares = _relative_weights(annealed.log_weights)
     ax = axes(ax)
-    shown = np.maximum(apart, -FAR)
+    shown = np.maximum(relative, LOWEST)
     edges = np.histogram_bin_edges(shown, min(max(math.isqrt(len(shown)), 10), 60))
-    even = np.full(len(shown), 1 / len(shown))
-    said = f"ESS {float(annealed.ess):,.0f} of {len(shown):,}"
-    said = said if label is None else f"{label}: {said}"
-    heights, carried = (
+    equal = np.full(len(shown), 1 / len(shown))
+    ess = f"ESS {float(annealed.ess):,.0f} of {len(shown):,}"
+    particles, contributions = (
         np.histogram(shown, edges, weights=each)[0] / np.diff(edges)
-        for each in (even, shares)
+        for each in (equal, shares)
     )
-    ax.stairs(heights, edges, fill=True, color=color, alpha=0.35, label=said)
-    ax.stairs(carried, edges, color=color, linewidth=1.4)
+    label = ess if label is None else f"{label}: {ess}"
+    ax.stairs(particles, edges, fill=True, color=color, alpha=0.35, label=label)
+    ax.stairs(contributions, edges, color=color, linewidth=1.4)
     return finish(
         ax,
-        "log weight, less that of the mean weight",
+        "log weight - log mean weight",
         "share per nat (filled: particles, line: sum)",
     )
 
@@ -55,18 +58,19 @@ def interval(
     label: str | None = None,
     color: str = BLUE,
 ) -> Any:
-    """What log Z, or a log-likelihood, is between. Each call is one more row.
+    """Interval of log Z or of a log-likelihood; each call adds one row to the axes.
 
-    Of a `Bracket` triangles are the two estimates, pointing to the side on which their
-    bias leaves the truth, one above the other lest they hide each other, and the line
-    is between them, their errors allowed for. Of an `Estimate` the dot is its value;
-    where it is bounded from below alone, a triangle; and where it is not bounded, its
-    line is dotted and two standard errors long to either side. Sides that contradict
-    each other are dashed, and it says so.
+    For a `Bracket`, two triangles are the forward and the reverse estimate, with a
+    small vertical offset. Each points towards the true value, given the sign of its
+    bias. The line extends from the lower to the upper bound, which include the standard
+    errors. For an `Estimate`, the marker is its value: a triangle if there is only a
+    lower bound, otherwise a dot. Without any bound, the line is dotted and extends two
+    standard errors to either side. If the lower bound is above the upper bound, the
+    line is dashed and a text notes the contradiction.
 
     Args:
-        found: of `sandwich` or `log_likelihood`: particles of `ais` alone are between
-            nothing.
+        found: the result of `sandwich` or `log_likelihood`. A result of `ais` is not
+            accepted, because it has no bounds.
         label: the name of the row.
 
     >>> ax = interval(Estimate(-3.0, 0.1, -3.2, -2.8, np.array([-3.0])), label="mine")
@@ -80,40 +84,43 @@ def interval(
         )
     ax = axes(ax)
     row = _new_row(ax, label)
-    marks, ends, style = _sides(found)
-    line = {"color": color, "linewidth": 2.5, "alpha": 0.5, "gid": ROW}
+    markers, ends, style = _markers_and_line(found)
+    line = {"color": color, "linewidth": 2.5, "alpha": 0.5, "gid": ROW_ID}
     ax.plot(ends, [row, row], style, **line)
-    for value, marker, said, up in marks:
-        ax.plot([value], [row - up], marker, color=color, markersize=7)
-        if said is not None:
-            # Rows differ in colour, and what a mark means does not.
-            ax.plot([], [], marker, color=GREY, label=once(ax, said))
+    for value, symbol, meaning, offset in markers:
+        ax.plot([value], [row - offset], symbol, color=color, markersize=7)
+        if meaning is not None:
+            # Grey in the legend, because the meaning does not depend on the row.
+            ax.plot([], [], symbol, color=GREY, label=unused_label(ax, meaning))
     if style == "--":
         where = ((ends[0] + ends[1]) / 2, row)
         beside = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
-        ax.annotate("the sides contradict", where, fontsize=8, color=color, **beside)
+        ax.annotate("contradictory bounds", where, fontsize=8, color=color, **beside)
     kind = "log Z" if isinstance(found, Bracket) else "log-likelihood, nats per row"
     return finish(ax, kind)
 
 
 def _new_row(ax, label):
-    """The number of the next row, named, with half a row of air around all."""
-    row = sum(line.get_gid() == ROW for line in ax.lines)
+    """Add a labelled row to the axes and return its index."""
+    row = sum(line.get_gid() == ROW_ID for line in ax.lines)
     names = [text.get_text() for text in ax.get_yticklabels()][:row] if row else []
     ax.set_yticks(range(row + 1), [*names, label or ""])
     ax.set_ylim(row + 0.5, -0.5)
     return row
 
 
-def _sides(found):
-    """What to mark, from where to where there is a line, and in what style."""
+def _markers_and_line(found):
+    """Return the markers, the ends of the line and its style.
+
+    A marker is a value, a symbol, its meaning for the legend and a vertical offset.
+    """
     if isinstance(found, Bracket):
-        marks = [
-            (float(found.forward.log_z), ">", "from the base", APART),
-            (float(found.reverse.log_z), "<", "back from the target", -APART),
+        markers = [
+            (float(found.forward.log_z), ">", "from the base", ROW_OFFSET),
+            (float(found.reverse.log_z), "<", "back from the target", -ROW_OFFSET),
         ]
         ends = (float(found.lower), float(found.upper))
-        return marks, ends, _style(*ends)
+        return markers, ends, _style(*ends)
     value, error = float(found.value), 2 * float(found.stderr)
     low, high = float(found.lower), float(found.upper)
     if np.isnan(low):
@@ -127,14 +134,14 @@ def _style(low, high):
     return "--" if low > high else "-"
 
 
-def _shares(log_weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms over that of their mean, and shares of the sum."""
+def _relative_weights(log_weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return log(weight / mean weight), and weights normalised to sum to 1."""
     log_weights = np.asarray(log_weights, float)
     known = (log_weights < np.inf).all() and np.isfinite(log_weights).any()
     if log_weights.ndim != 1 or not known:
         raise ValueError(
-            "log weights must be one a particle, finite or -inf but not all of them, "
-            f"got {log_weights}"
+            "log_weights must have one entry for each particle, finite or -inf but not "
+            f"all -inf, got {log_weights}"
         )
     largest = log_weights.max()
     sizes = np.exp(log_weights - largest)

@@ -1,4 +1,4 @@
-"""What networks store and recover."""
+"""Capacity of Hopfield networks, and recovery of patterns from noisy ones."""
 
 from typing import Any
 
@@ -15,7 +15,10 @@ def capacity(
     marker: str = "o",
     linestyle: str = "-",
 ) -> Any:
-    """The share of random patterns stored against how many there were.
+    """Share of random patterns that are stored, against the number of patterns.
+
+    Args:
+        found: the result of `hopfield.capacity`.
 
     >>> import numpy as np
     >>> stored = np.array([1.0, 0.5])
@@ -26,7 +29,7 @@ def capacity(
     ax = axes(ax)
     style: dict[str, Any] = {"color": color, "marker": marker, "linestyle": linestyle}
     ax.plot(found.num_patterns, found.patterns, markersize=3.5, label=label, **style)
-    return _shares(ax, "patterns to store", "share stored")
+    return _finish_shares(ax, "patterns to store", "share stored")
 
 
 def recovery(
@@ -38,7 +41,10 @@ def recovery(
     marker: str = "o",
     linestyle: str = "-",
 ) -> Any:
-    """The share of patterns recovered exactly against their flipped bits.
+    """Share of patterns recovered exactly, against the number of flipped bits.
+
+    Args:
+        found: the result of `hopfield.recovery`.
 
     >>> import numpy as np
     >>> exact = np.array([1.0, 0.5])
@@ -49,9 +55,9 @@ def recovery(
     ax = axes(ax)
     style: dict[str, Any] = {"color": color, "marker": marker, "linestyle": linestyle}
     ax.plot(found.num_flips, found.exact, markersize=3.5, label=label, **style)
-    return _shares(ax, "flipped bits", "share recovered exactly")
+    return _finish_shares(ax, "flipped bits", "share recovered exactly")
 
 
-def _shares(ax, xlabel, ylabel):
+def _finish_shares(ax, xlabel, ylabel):
     ax.set_ylim(-0.03, 1.03)
     return finish(ax, xlabel, ylabel)

@@ -1,4 +1,4 @@
-"""Couplings between pairs of units, as a matrix and as a graph."""
+"""Couplings between pairs of units, drawn as a matrix or as a graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,17 +21,18 @@ def couplings(
     ax: Any = None,
     label: str | None = None,
 ) -> Any:
-    """A matrix in colours that are symmetric about zero; what is NaN stays blank.
+    """Matrix in colours symmetric about zero: red is positive, blue negative.
 
-    Red is positive, blue negative. In an energy x'Jx, as of `ising.coupling_matrix`, a
-    positive coupling keeps two units from being on together, a negative one brings them
-    together.
-    What is infinite has the strongest colour.
+    In an energy x'Jx, such as with J of `ising.coupling_matrix`, units with a positive
+    coupling are seldom on together, and units with a negative one often. NaN entries
+    are blank. Infinite entries have the strongest colour.
 
     Args:
-        limit: the magnitude of the strongest colours; the largest entry's if None. Let
-            biases on a diagonal be NaN, lest they decide.
-        label: what the colours tell, beside their bar; "coupling" if None.
+        matrix: couplings, `(unit, unit)`.
+        limit: the magnitude of the strongest colour; None for the largest finite
+            magnitude in the matrix. If the diagonal contains biases, set it to NaN to
+            exclude them.
+        label: the label of the colour bar; None for "coupling".
 
     >>> ax = couplings([[np.nan, -0.3], [-0.3, np.nan]])
     >>> ax.images[0].get_clim()
@@ -58,20 +59,21 @@ def graph(
     ax: Any = None,
     label: str | None = None,
 ) -> Any:
-    """Units as dots, and a line for each coupling that is not zero, wide if strong.
+    """Graph with a dot for each unit and a line for each coupling that is not zero.
 
-    Colours are those of `couplings`: red is positive, which in an energy x'Jx keeps two
-    units from being on together. What is infinite is as wide as the strongest. The
+    The stronger the coupling, the wider the line. Colours are those of `couplings`: red
+    is positive. Infinite couplings have the strongest colour and the widest line. The
     diagonal is not shown.
 
     Args:
-        matrix: symmetric, `(unit, unit)`.
-        positions: where units are, `(unit, 2)`; on a circle if None.
-        num_edges: how many lines at most, the strongest; all if None.
-        names: of the units, written beside them.
-        limit: the magnitude of the strongest colours and widest lines; the largest if
-            None.
-        label: what the colours tell, beside their bar; "coupling" if None.
+        matrix: symmetric couplings, `(unit, unit)`.
+        positions: coordinates of the units, `(unit, 2)`; None for a circle.
+        num_edges: draw at most this many lines, those of the strongest couplings; None
+            for all.
+        names: the names of the units, written next to their dots.
+        limit: the magnitude of the strongest colour and the widest line; None for the
+            largest finite magnitude among the lines.
+        label: the label of the colour bar; None for "coupling".
 
     >>> ax = graph([[0, 1, 0], [1, 0, -2], [0, -2, 0]])
     >>> len(ax.collections[0].get_segments())
@@ -81,24 +83,29 @@ def graph(
     first, second, values = _edges(matrix, num_edges)
     values, largest = _bounded(values, limit)
     if names is not None and len(names) != len(matrix):
-        raise ValueError(f"names must be {len(matrix)}, one a unit, got {len(names)}")
+        raise ValueError(f"names must have {len(matrix)} entries, got {len(names)}")
     ax = axes(ax)
     ends = np.stack([places[first], places[second]], 1)
     _draw_lines(ax, ends, values, largest, label or COUPLING)
     ax.scatter(*places.T, s=18, color=GREY, zorder=2)
-    # Beside a circle names stand outside of it, elsewhere above.
-    ways = places if positions is None else np.tile([0.0, 1.0], (len(places), 1))
-    named = () if names is None else names
-    for name, place, way in zip(named, places, ways, strict=False):
-        sides = {-1: "right", 0: "center", 1: "left"}
-        beside = {"ha": sides[round(1.4 * way[0])], "va": "center", "fontsize": 8}
-        offset = (7 * way[0], 9 * way[1])
-        ax.annotate(name, place, offset, textcoords="offset points", **beside)
-    if len(named):
-        ax.margins(0.25)
+    if names is not None:
+        _write_names(ax, names, places, outward=positions is None)
     ax.set_aspect("equal")
     ax.set_axis_off()
     return ax
+
+
+def _write_names(ax, names, places, *, outward):
+    """Write names above their units, or outside of the circle on which units are."""
+    above = np.tile([0.0, 1.0], (len(places), 1))
+    directions = places if outward else above
+    for name, place, (right, up) in zip(names, places, directions, strict=True):
+        side = {-1: "right", 0: "center", 1: "left"}[round(1.4 * right)]
+        style = {"ha": side, "va": "center", "fontsize": 8}
+        offset = (7 * right, 9 * up)
+        ax.annotate(name, place, offset, textcoords="offset points", **style)
+    if len(names):
+        ax.margins(0.25)
 
 
 def _draw_lines(ax, segments, values, largest, label):
@@ -117,7 +124,7 @@ def _draw_lines(ax, segments, values, largest, label):
 
 
 def _drawable(matrix, positions):
-    """The matrix and where its units are."""
+    """Return the matrix and the coordinates of its units, after checks of both."""
     matrix = np.asarray(matrix)
     if not (matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0):
         raise ValueError(f"matrix must be square, got shape {matrix.shape}")
@@ -133,13 +140,13 @@ def _drawable(matrix, positions):
     places = circle if positions is None else np.asarray(positions)
     if places.shape != (len(matrix), 2):
         raise ValueError(
-            f"positions must be ({len(matrix)}, 2), one a unit, got {places.shape}"
+            f"positions must have shape ({len(matrix)}, 2), got {places.shape}"
         )
     return matrix, places
 
 
 def _edges(matrix, num_edges):
-    """Pairs that are coupled, the strongest last and thus on top."""
+    """Return both ends and the values of the edges; the strongest are drawn last."""
     first, second = np.triu_indices(len(matrix), 1)
     values = matrix[first, second]
     values = np.where(np.isnan(values), 0, values)
@@ -152,7 +159,10 @@ def _edges(matrix, num_edges):
 
 
 def _bounded(values, limit):
-    """Values, none infinite, and the limit: the largest magnitude, or 1 if none is."""
+    """Return the values with infinite ones set to the limit, and the limit.
+
+    The default limit is the largest finite magnitude, or 1 if all values are 0.
+    """
     if limit is None:
         sizes = np.abs(values[np.isfinite(values)])
         limit = float(sizes.max(initial=0)) or 1.0

@@ -1,4 +1,4 @@
-"""Sheets of images side by side: filters, what groups of them pool, and samples."""
+"""Mosaics of images: filters, groups of filters, and samples."""
 
 import math
 from typing import Any
@@ -17,15 +17,16 @@ def receptive_fields(
     num_columns: int | None = None,
     ax: Any = None,
 ) -> Any:
-    """Filters as images side by side, of equal contrast, grey being zero.
+    """Mosaic of filters as images; grey is 0 and all filters have the same contrast.
 
-    Of white coordinates show `preprocessing.pixel_filters(whitening, filters)`, and for
-    the columns of a basis `preprocessing.pixel_bases(whitening, basis).T`.
+    For filters of whitened data pass `preprocessing.pixel_filters(whitening, filters)`,
+    and for the columns of a basis `preprocessing.pixel_bases(whitening, basis).T`.
 
     Args:
-        filters: one a row, `(filter, site)`.
-        shape: rows and columns of pixels of each; square if None.
-        num_columns: how many side by side; about as many as below each other if None.
+        filters: a filter in each row, `(filter, site)`.
+        shape: the numbers of rows and columns of pixels of a filter; None for square.
+        num_columns: the number of filters in each row of the mosaic; None for about as
+            many as there are rows.
 
     >>> ax = receptive_fields(np.eye(6), shape=(2, 3), num_columns=6)
     >>> ax.images[0].get_array().shape
@@ -43,16 +44,16 @@ def groupings(
     num_columns: int = 10,
     ax: Any = None,
 ) -> Any:
-    """What groups pool: a row a group, its filters from the strongest to the weakest.
+    """Mosaic with a row for each group of filters, from strongest to weakest weight.
 
-    Contrasts are the magnitudes of weights as shares of the group's largest, whatever
-    their signs: those of an mcRBM's pools are negative.
+    The contrast of a filter is the magnitude of its weight, divided by the largest in
+    the group. Signs are ignored, because the pooling weights of an mcRBM are negative.
 
     Args:
-        filters: as for `receptive_fields`.
-        weights: one column a group, `(filter, group)`.
-        shape: as for `receptive_fields`.
-        num_columns: how many of a group's filters to show, at most.
+        filters: a filter in each row, `(filter, site)`.
+        weights: the weights of a group in each column, `(filter, group)`.
+        shape: the numbers of rows and columns of pixels of a filter; None for square.
+        num_columns: the largest number of filters to show for each group.
 
     >>> ax = groupings(np.eye(4), np.ones((4, 2)), num_columns=3)
     >>> ax.images[0].get_array().shape
@@ -63,8 +64,8 @@ def groupings(
     fits = weights.ndim == 2 and len(weights) == len(tiles) and weights.size > 0
     if not (fits and np.isfinite(weights).all()):
         raise ValueError(
-            f"weights must be finite (filter, group) for {len(tiles)} filters, got "
-            f"shape {weights.shape}"
+            f"weights must be finite with shape (filter, group) for {len(tiles)} "
+            f"filters, got shape {weights.shape}"
         )
     strength = np.abs(weights.T)
     order = np.argsort(-strength, axis=1, kind="stable")[:, :num_columns]
@@ -80,14 +81,15 @@ def images(
     num_columns: int | None = None,
     ax: Any = None,
 ) -> Any:
-    """Images side by side, white at 0 and black at 1: data, or samples of a model.
+    """Mosaic of images, white at 0 and black at 1, such as data or samples of a model.
 
-    Between them is pale grey, so that what is white has an edge.
+    The lines between images are pale grey, so that white images have visible edges.
 
     Args:
-        rows: grey levels from 0 to 1, one image a row, `(image, pixel)`.
-        shape: as for `receptive_fields`.
-        num_columns: likewise.
+        rows: grey levels from 0 to 1, an image in each row, `(image, pixel)`.
+        shape: the numbers of rows and columns of pixels of an image; None for square.
+        num_columns: the number of images in each row of the mosaic; None for about as
+            many as there are rows.
 
     >>> ax = images(np.zeros((9, 16)))
     >>> ax.images[0].get_array().shape
@@ -95,43 +97,47 @@ def images(
     """
     rows = np.asarray(rows)
     if rows.size and (rows.min() < 0 or rows.max() > 1):
-        least, most = rows.min(), rows.max()
-        raise ValueError(f"rows must be levels from 0 to 1, got {least:g} to {most:g}")
+        low, high = rows.min(), rows.max()
+        raise ValueError(
+            f"rows must be grey levels from 0 to 1, got {low:g} to {high:g}"
+        )
     tiles = _tiles("rows", rows, shape)
     return _mosaic(1 - 2 * tiles, num_columns, ax, gutter=PALE)
 
 
 def _filters(filters, shape):
-    """Filters as images, each with a largest magnitude of 1, or of 0."""
+    """Return filters as images, each scaled to a largest magnitude of 1."""
     tiles = _tiles("filters", filters, shape)
     return _normalised(tiles.reshape(len(tiles), -1)).reshape(tiles.shape)
 
 
 def _tiles(name, rows, shape):
-    """Rows as images, square if no shape is given."""
+    """Return rows as images, `(image, height, width)`; square if `shape` is None."""
     rows = np.asarray(rows)
     if rows.ndim != 2 or rows.size == 0 or not np.isfinite(rows).all():
         raise ValueError(
-            f"{name} must be finite ({name.rstrip('s')}, site), got {rows.shape}"
+            f"{name} must be finite with shape ({name.rstrip('s')}, site), got shape "
+            f"{rows.shape}"
         )
     side = math.isqrt(rows.shape[1])
     shape = (side, side) if shape is None else shape
     if math.prod(shape) != rows.shape[1]:
         raise ValueError(
-            f"{name} of {rows.shape[1]} sites are no images of {shape[0]} x "
-            f"{shape[1]} pixels: give shape=(rows, columns), or bring filters of white "
-            "coordinates to pixels by preprocessing.pixel_filters"
+            f"{name} must have {math.prod(shape)} sites for images of {shape[0]} x "
+            f"{shape[1]} pixels, got {rows.shape[1]}; give shape=(rows, columns), or "
+            "convert filters of whitened data with preprocessing.pixel_filters"
         )
     return rows.reshape(-1, *shape)
 
 
 def _normalised(rows):
+    """Return rows scaled to a largest magnitude of 1; rows of zeros stay zero."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     return rows / np.where(largest > 0, largest, 1)
 
 
 def _mosaic(tiles, columns, ax, *, gutter="none"):
-    """Images row by row, with a line of nothing around each, in a colour of its own."""
+    """Draw images row by row, with lines of the colour `gutter` around each image."""
     columns = math.ceil(math.sqrt(len(tiles))) if columns is None else columns
     check_count("num_columns", columns)
     ax = axes(ax)

@@ -10,7 +10,7 @@ from small_models import all_states
 
 import probjax
 from probjax import ising, potts, rbm, storage
-from probjax.apps import families
+from probjax.apps import fitted_models
 from probjax.apps.cli import main
 
 
@@ -106,7 +106,7 @@ def test_rows_come_back_as_they_were_called(run, symbols):
     np.save("bits.npy", _rows())
     code, _, said = run("evaluate model.npz bits.npy")
     assert code == 2
-    assert said.startswith("probjax: bits.npy has the letter '0', the model was")
+    assert said.startswith("probjax: bits.npy has the letter '0', but the model was")
 
 
 @pytest.mark.statistics
@@ -118,7 +118,7 @@ def test_an_annealed_interval_holds_the_sum(run, monkeypatch):
     truth = _number(summed, "log-likelihood")
     assert "interval" not in summed
     assert "log Z" not in _entry(summed, "standard error")
-    monkeypatch.setattr(families, "LOG2_MOST", 0)
+    monkeypatch.setattr(fitted_models, "MAX_LOG2_TERMS", 0)
     code, report, _ = run(asked)
     assert code == 0
     lower, upper = re.match(r"(\S+) to (\S+)", _entry(report, "interval")).groups()
@@ -156,25 +156,25 @@ def test_trouble_is_one_sentence_and_a_code(run):
     np.save("long.npy", np.repeat(x, 6, axis=1))
     for line, code, said in [
         ("fit missing.npy", 2, "missing.npy does not exist"),
-        ("fit letters.npy", 2, "letters.npy has 3 letters, and --model ising is for"),
-        ("fit letters.npy --model potts --states 2", 2, "--states is too few"),
+        ("fit letters.npy", 2, "two letters for --model ising, got 3; use --model po"),
+        ("fit letters.npy --model potts --states 2", 2, "--states must be at least 3"),
         ("fit x.npy --out model.pkl", 2, "--out must end in .npz, got model.pkl"),
-        ("fit x.npy --out none/model.npz", 2, "there is no folder none"),
+        ("fit x.npy --out none/model.npz", 2, "got none/model.npz; create none"),
         ("fit x.npy --out folder.npz", 1, "directory"),
-        ("evaluate model.npz wide.npy", 2, "wide.npy has 8 sites, the model 4"),
-        ("evaluate model.npz letters.npy", 2, "has the letter 2, the model's are 0 to"),
+        ("evaluate model.npz wide.npy", 2, "must have 4 sites like the model, got 8"),
+        ("evaluate model.npz letters.npy", 2, "letters 0 to 1 of the model, got 2"),
         ("evaluate cut.npz x.npy", 2, "cut.npz cannot be read as a probjax file"),
-        ("evaluate other.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
-        ("evaluate mixed.npz x.npy", 2, "holds no model that `probjax fit` wrote"),
-        ("evaluate folder.npz x.npy", 2, "folder.npz is no file"),
-        ("evaluate model.npz one.npy --figures new", 2, "one.npy has one row, and"),
-        ("evaluate two.npz x.npy", 2, "is no model of probjax: the model comes first"),
-        ("evaluate x.npy model.npz", 2, "x.npy is no model of probjax: the model"),
-        ("evaluate model.npz spins.npy", 2, "holds spins, and the model was fitted to"),
-        ("fit x.npy --hidden 3", 2, "--hidden is of --model rbm: --model ising has"),
-        ("fit x.npy --states 3", 2, "--states is of --model potts: --model ising has"),
+        ("evaluate other.npz x.npy", 2, "not contain a model written by `probjax fit`"),
+        ("evaluate mixed.npz x.npy", 2, "not contain a model written by `probjax fit`"),
+        ("evaluate folder.npz x.npy", 2, "folder.npz is not a file"),
+        ("evaluate model.npz one.npy --figures new", 2, "must have at least two rows"),
+        ("evaluate two.npz x.npy", 2, "two.npz is not a probjax model; give the model"),
+        ("evaluate x.npy model.npz", 2, "x.npy is not a probjax model; give the model"),
+        ("evaluate model.npz spins.npy", 2, "spins of -1 and 1, but the model was"),
+        ("fit x.npy --hidden 3", 2, "--hidden requires --model rbm, got ising"),
+        ("fit x.npy --states 3", 2, "--states requires --model potts, got ising"),
         ("fit x.npy --couplings J.npy", 2, "--couplings must end in .csv, got J.npy"),
-        ("fit long.npy --estimator likelihood", 2, "at most 2^22 states: use --estim"),
+        ("fit long.npy --estimator likelihood", 2, "this model has more; use --estim"),
         ("sample model.npz --out rows.txt", 2, "--out must end in .npy or .csv"),
     ]:
         found, _, told = run(line)
@@ -204,7 +204,7 @@ def test_columns_go_by_their_names(run):
         assert _number(report, "independent sites") == independent
     code, _, told = run("evaluate model.npz other.csv")
     assert code == 2
-    assert "has the column 'e', which the model does not know" in told
+    assert "has the column 'e', which is not a site of the model" in told
     with open("J.csv") as file:
         assert file.readline() == "a,b,c,d\n"
         matrix = np.loadtxt(file, delimiter=",", dtype=np.float32)

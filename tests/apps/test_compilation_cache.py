@@ -13,8 +13,8 @@ from probjax.apps import compilation_cache
 SCRIPT = """
 import sys
 from pathlib import Path
-from probjax.apps.compilation_cache import programs_kept
-with programs_kept(Path(sys.argv[1])):
+from probjax.apps.compilation_cache import keep_programs
+with keep_programs(Path(sys.argv[1])):
     import jax
     hits = []
     jax.monitoring.register_event_listener(
@@ -123,7 +123,7 @@ def test_what_a_killed_command_left_is_removed_after_a_day(parent):
 
 
 def test_programs_added_first_are_removed_above_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 2500)
+    monkeypatch.setattr(compilation_cache, "MAX_BYTES", 2500)
     for number in range(4):
         file = tmp_path / f"program{number}"
         file.write_bytes(bytes(1000))

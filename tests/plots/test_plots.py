@@ -101,7 +101,7 @@ def test_what_the_data_do_not_hold_is_named_once():
     for label in ("first", "second"):
         plots.estimates([1.0, 2], [0.1, np.inf], ax=ax, label=label)
     said = sorted(ax.get_legend_handles_labels()[1])
-    assert said == ["first", "not held by the data", "second"]
+    assert said == ["first", "not determined by the data", "second"]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_interval_is_a_row_with_both_sides():
     # Triangles of sides that agree are both seen.
     assert low.get_ydata()[0] < ends.get_ydata()[0] < high.get_ydata()[0]
     assert (ends.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
-    assert [text.get_text() for text in ax.texts] == ["the sides contradict"]
+    assert [text.get_text() for text in ax.texts] == ["contradictory bounds"]
     ax.figure.canvas.draw()
     assert [text.get_text() for text in ax.get_yticklabels()] == ["wide", "wrong"]
     assert ax.get_ylim() == (1.5, -0.5)
@@ -424,12 +424,21 @@ def test_groupings_fall_in_strength_from_left_to_right():
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: plots.receptive_fields(np.ones((3, 5))), "5 sites.*2 x 2 pixels"),
+        (
+            lambda: plots.receptive_fields(np.ones((3, 5))),
+            "2 x 2 pixels, got 5",
+        ),
         (lambda: plots.receptive_fields(np.ones((3, 6)), shape=(2, 2)), "give shape="),
-        (lambda: plots.receptive_fields(np.ones(4)), r"\(filter, site\), got \(4,\)"),
+        (
+            lambda: plots.receptive_fields(np.ones(4)),
+            r"site\), got shape \(4,\)",
+        ),
         (lambda: plots.receptive_fields(np.full((1, 4), np.nan)), "must be finite"),
         (lambda: plots.images(np.full((1, 4), 2.0)), "levels from 0 to 1, got 2 to 2"),
-        (lambda: plots.images(np.ones(4)), r"rows must be finite \(row, site\)"),
+        (
+            lambda: plots.images(np.ones(4)),
+            r"finite with shape \(row, site\)",
+        ),
         (
             lambda: plots.receptive_fields(np.ones((1, 4)), num_columns=0),
             "num_columns must be",
@@ -452,7 +461,7 @@ def test_what_is_no_set_of_images_is_not_drawn(draw, message):
         (lambda: plots.estimates(np.ones(2), np.ones(2), truth=[1]), r"truth \(1,\)"),
         (
             lambda: plots.population_count(compared([[1.0]], [[1.0]], [[1.0]])),
-            r"one share to a count: got shape \(1, 1\)",
+            r"one share for each count, got shape \(1, 1\)",
         ),
         (lambda: plots.couplings(np.ones(3)), r"must be \(unit, unit\)"),
         (lambda: plots.couplings(np.ones((2, 2)), limit=0), "above 0, got 0"),
@@ -462,17 +471,23 @@ def test_what_is_no_set_of_images_is_not_drawn(draw, message):
             lambda: plots.graph(np.triu(np.ones((2, 2)))),
             r"symmetric, got 1 at \(0, 1\) and 0 at \(1, 0\)",
         ),
-        (lambda: plots.graph(np.ones((2, 2)), positions=np.ones(2)), r"\(2, 2\), one"),
+        (
+            lambda: plots.graph(np.ones((2, 2)), positions=np.ones(2)),
+            r"\(2, 2\), got",
+        ),
         (lambda: plots.graph(np.ones((2, 2)), num_edges=0), "num_edges must be"),
-        (lambda: plots.graph(np.ones((2, 2)), names="a"), "names must be 2"),
-        (lambda: plots.weights(side([-np.inf])), "but not all of them"),
+        (
+            lambda: plots.graph(np.ones((2, 2)), names="a"),
+            "names must have 2",
+        ),
+        (lambda: plots.weights(side([-np.inf])), "but not all -inf"),
         (lambda: plots.weights(side([0, np.nan])), "finite or -inf"),
         (lambda: plots.interval(annealed()), "of log_likelihood, got Annealed"),
         (lambda: plots.convergence([1, 2], np.ones(3)), r"\(point, repeat\)"),
-        (lambda: plots.convergence([], []), "and at least one"),
+        (lambda: plots.convergence([], []), "must not be empty"),
         (lambda: plots.convergence([1, 2], [1, 0]), "above 0.* got .*and .1 0."),
         (lambda: plots.convergence([0, 2], [1, 1]), "above 0"),
-        (lambda: plots.autocovariance(np.ones((2, 5))), "finite and move"),
+        (lambda: plots.autocovariance(np.ones((2, 5))), "finite and not all equal"),
         (lambda: plots.autocovariance(np.ones(5)), r"\(chain, draw, ...\)"),
     ],
 )

@@ -21,7 +21,8 @@ EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
     annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
-    annealing.paths:Ends annealing.pilot:Adaptation apps.families:Family
+    annealing.paths:Ends annealing.pilot:Adaptation apps.estimators:Hopfield
+    apps.estimators:Ising apps.estimators:Potts apps.estimators:RBM apps.families:Family
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
