@@ -27,9 +27,6 @@ class _Reading(NamedTuple):
         note: the text beside the bar.
         total: the number of units in all; None if the record does not contain it.
         unit: the name of one unit.
-
-    >>> Reading(50, "loss 0.25", total=100, unit="step").position
-    50
     """
 
     position: int
