@@ -17,7 +17,7 @@ import numpy as np
 
 from probjax import exact
 from probjax.annealing import Annealed, Bracket, ais, sandwich
-from probjax.annealing.bounds import FEW
+from probjax.annealing.bounds import MIN_EFFECTIVE
 from probjax.annealing.paths import Path
 from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.checks import check_count
@@ -312,7 +312,7 @@ def _in_short(both: Bracket) -> str:
 
 
 def _enough(annealed: Annealed) -> bool:
-    return bool(annealed.ess >= FEW)
+    return bool(annealed.ess >= MIN_EFFECTIVE)
 
 
 @partial(jax.jit, static_argnums=0)

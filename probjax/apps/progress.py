@@ -98,7 +98,7 @@ def _(record: Draws, before: int) -> Reading:
 @_reading.register
 def _(record: Annealed, before: int) -> Reading:
     note = f"ESS {float(record.ess):.3g} of {len(record.log_weights)}"
-    last = int(record.plan.length)
+    last = int(record.schedule.length)
     return Reading(int(record.particles.step), note, last, "step")
 
 

@@ -20,8 +20,8 @@ FILES = Path(__file__).parents[1] / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
-    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
-    annealing.paths:Ends annealing.pilot:Adaptation apps.families:Family
+    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:AnnealingRun
+    annealing.paths:Ends annealing.adaptation:Adaptation apps.families:Family
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
@@ -39,7 +39,8 @@ HOLD_FUNCTIONS = """
     samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning apps.progress:Reading data.blocks:Block
+    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning
+    apps.progress:Reading data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
