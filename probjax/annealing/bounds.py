@@ -131,8 +131,8 @@ def reverse_ais(
     they affect `bound`, which is higher still, and its standard error much less.
 
     Args:
-        x: draws of the target, one for each particle. The module's documentation says
-            how exact the draws must be.
+        x: draws of the target, one for each particle; see `probjax.annealing.bounds`
+            for how exact the draws must be.
         watch: callback and checkpoint, as for `ais`.
 
     The other arguments are those of `ais`.

@@ -49,9 +49,9 @@ class Estimate(NamedTuple):
     """Monte Carlo standard error of `value`, for these rows. From `compare`, it is the
     standard error for newly drawn rows."""
     lower: Scalar
-    """Lower bound on `value`; NaN if there is none."""
+    """Lower end of an interval for the true mean; NaN if there is no lower bound."""
     upper: Scalar
-    """Upper bound on `value`; NaN if there is none."""
+    """Upper end of an interval for the true mean; NaN if there is no upper bound."""
     per_row: Float[Array, " row"]
     """Estimate for each row."""
     weights: Float[Array, " row"] | None = None

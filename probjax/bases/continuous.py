@@ -1,4 +1,4 @@
-"""Normalised distributions of real states, with exact draws.
+"""Normalised distributions of real states, and products of normalised distributions.
 
     p(x) = exp(-energy(x) - log_z)
 

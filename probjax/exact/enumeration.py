@@ -225,9 +225,10 @@ def entropy(log_p: Float[Array, " state"]) -> Scalar:
 def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
     """Compute KL(p||q) = sum_x p(x) log(p(x) / q(x)) in nats.
 
-    It is infinite if q(x) = 0 for a state with p(x) > 0. The terms of this sum cancel
-    if p is close to q. The terms q - p - p log(q / p) are never negative and have the
-    same sum, because q - p adds up to 0, so these are summed.
+    States with p(x) = 0 contribute 0. The result is infinite if q(x) = 0 for a state
+    with p(x) > 0. If p is close to q, the terms of this sum cancel. The terms
+    q - p - p log(q / p) are never negative and have the same sum, because q - p adds up
+    to 0, so the function sums these.
 
     Args:
         log_p: table of normalised log probabilities.

@@ -98,9 +98,9 @@ def weighted_sums(
 ) -> tuple[Scalar, Scalar, PyTree]:
     """Return the largest -E, and the sums of w = exp(-E - largest) and `reduce(w, x)`.
 
-    Derivatives treat the largest -E as a constant. They are exact, because neither log
-    Z nor ratios of the sums depend on it, and they remain finite in blocks whose states
-    all have probability 0.
+    Derivatives treat the largest -E as a constant. They are exact, because log Z and
+    ratios of the sums do not depend on it, and they remain finite in blocks whose
+    states all have probability 0.
 
     Args:
         reduce: function of the weights `(state,)` and states `(state, site)` of a

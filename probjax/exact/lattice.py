@@ -102,9 +102,10 @@ def moments(
 ) -> Moments:
     """Compute E[x_i] and E[x_i x_j] for all pairs of sites, on the host in float64.
 
-    Each row in turn is fixed in each of its states u. The conditional means of the
-    other rows are computed from the sums over the rows above and below them, and E[x_i
-    x_j] = sum_u p(u) u_i E[x_j | u].
+    Each row in turn is fixed in each of its states u. Sums over the rows above and
+    below give the conditional means of the other rows, and
+
+        E[x_i x_j] = sum_u p(u) u_i E[x_j | u].
 
     Args:
         matrix: J, as for `log_z`, but not traced. The sum of |2 J_ij| between two rows
