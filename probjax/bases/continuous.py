@@ -298,7 +298,7 @@ class Product(Base):
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"x must be a pytree like parts, with a state for each of {len(parts)} "
-                f"bases, got another ({error})"
+                f"bases, got another structure ({error})"
             ) from error
 
 

@@ -106,10 +106,10 @@ def _log_shares(data, num_states):
 
 
 @partial(jax.jit, static_argnums=0)
-def _mean_and_deviation(size, x, weights):
-    """Return the mean of each entry, and the mean of `size(x - mean)`."""
+def _mean_and_deviation(measure, x, weights):
+    """Return the mean of each entry, and the mean of `measure(x - mean)`."""
     mean = jnp.average(x, 0, weights)
-    return mean, jnp.average(size(x - mean[None]), 0, weights)
+    return mean, jnp.average(measure(x - mean[None]), 0, weights)
 
 
 @jax.jit
@@ -150,7 +150,7 @@ def _check_not_singular(covariance):
         return
     matrix = np.asarray(covariance, float)
     scales = np.sqrt(np.diagonal(matrix))
-    # Of the correlations, which do not depend on units.
+    # Eigenvalues of the correlations do not depend on units.
     scales = np.where(scales > 0, scales, 1)
     eigenvalues = np.linalg.eigvalsh(matrix / np.outer(scales, scales))
     count = len(eigenvalues)
