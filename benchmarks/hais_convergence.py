@@ -35,8 +35,8 @@ from benchmarks.annealing_tasks import (
 from benchmarks.harness import Options, Table
 from probjax import plots
 from probjax.annealing import Pilot
-from probjax.annealing.pilot import NUM_KNOTS
-from probjax.annealing.planning import LEAST_STEPS, MOST_STEPS, NUM_SETTLING
+from probjax.annealing.adaptation import NUM_KNOTS
+from probjax.annealing.pilot import MAX_STEPS, MIN_STEPS, NUM_WARMUP
 from probjax.connectivity import GaussianSteps
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
@@ -79,8 +79,8 @@ class Program(NamedTuple):
         """Of a particle, the pilot's included."""
         if self.pilot is None:
             return num_steps - 1
-        pilot = np.clip(int(self.pilot.share * num_steps), LEAST_STEPS, MOST_STEPS)
-        return num_steps - 1 + NUM_SETTLING + -(-int(pilot) // NUM_KNOTS) * NUM_KNOTS
+        pilot = np.clip(int(self.pilot.share * num_steps), MIN_STEPS, MAX_STEPS)
+        return num_steps - 1 + NUM_WARMUP + -(-int(pilot) // NUM_KNOTS) * NUM_KNOTS
 
 
 PROGRAMS = {

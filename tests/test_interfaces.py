@@ -345,8 +345,8 @@ def test_only_samplers_with_a_target_acceptance_are_adapted():
     fixed, adapted = (
         ais(*TO_QUADRATIC, sampler=s, **run) for s in (Walk(9.0), AdaptedWalk(9.0))
     )
-    assert fixed.plan.knots is None
-    assert 0.1 < np.exp(np.asarray(adapted.plan.log_step)[-1]) < 5
+    assert fixed.schedule.knots is None
+    assert 0.1 < np.exp(np.asarray(adapted.schedule.log_step)[-1]) < 5
     x = np.zeros((64, 2))
     found = samplers.tune(KEY, quadratic, 4.0, x, sampler=AdaptedWalk(9.0))
     np.testing.assert_allclose(found.accept, 0.4, atol=0.1)

@@ -1,26 +1,28 @@
-"""Annealed importance sampling: log Z with a standard error, by particles on a way.
+"""Annealed importance sampling (AIS): log Z with a standard error.
 
-Each particle starts as a draw of the base. Along b_0 = 0 < b_1 < ... < b_N = 1 it is
-weighed and then moved, by any sampler, N times and N - 1 times:
+Each particle starts as a draw from the base. Along b_0 = 0 < b_1 < ... < b_N = 1 its
+log weight is increased N times, and any sampler moves it N - 1 times:
 
-    log w += E_(b_k)(x) - E_(b_k+1)(x),    then  x moves at b_k+1,
+    log w += E_(b_k)(x) - E_(b_k+1)(x),    then  x moves at b_k+1.
 
-and mean w = Z_1 / Z_0 without bias, whatever N and however badly the sampler mixes.
-Its logarithm is biased low, the more so the more the weights scatter. The weight has to
-be added before the move. With `HMC`, whose momentum persists, it is Hamiltonian AIS:
-one gradient of the target for each distribution. Backwards, from draws of the target,
-mean w = Z_0 / Z_1, and the estimate of log Z_1 is biased high.
+The mean weight estimates Z_1 / Z_0 without bias for any N, even if the sampler mixes
+badly. Its logarithm is biased low, and the bias grows with the variance of the weights.
+Each increment must be added before the move. With `HMC`, whose momentum persists, this
+is Hamiltonian AIS: one gradient of the target for each distribution. In a reverse run,
+which starts from draws of the target, the mean weight estimates Z_0 / Z_1, and the
+estimate of log Z_1 is biased high.
 
-`stderr` is that of a logarithm by the spread of the weights, and holds if `ess` is
-large; that few particles have come to a place where they should be many, neither tells.
-Two-sided bounds do: see `sandwich`.
+`stderr` is estimated from the variance of the weights and is reliable only if `ess` is
+large. Neither detects regions that too few particles reached. A lower and an upper
+bound together do: see `sandwich`.
 
-Gradients of an estimate with respect to parameters are not promised: accepting and
-rejecting has none. Those of log Z are means of -dE/dparams over draws.
+The gradient of an estimate with respect to parameters is not supported, because
+accepting and rejecting is not differentiable. The gradient of log Z is the mean of
+-dE/dparams over draws.
 
 Reference: thesis, "Annealed Importance Sampling" and "Hamiltonian Annealed Importance
-Sampling"; Neal, Statistics and Computing 11, 125 (2001). Error with resampling: Lee and
-Whiteley, Biometrika 105, 609 (2018).
+Sampling"; Neal, Statistics and Computing 11, 125 (2001). Standard error with
+resampling: Lee and Whiteley, Biometrika 105, 609 (2018).
 """
 
 from collections.abc import Callable
@@ -29,18 +31,17 @@ from typing import NamedTuple
 
 from probjax import random
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.estimate import Annealed, summed_up
-from probjax.annealing.particles import Course, Particles
-from probjax.annealing.paths import Geometric, Path, check_schedule
-from probjax.annealing.pilot import Adaptation, Pilot
-from probjax.annealing.planning import (
-    LEAST_PARTICLES,
-    advanced,
-    drawn,
-    make_plan,
-    started,
+from probjax.annealing.estimate import Annealed, summarise
+from probjax.annealing.particles import (
+    AnnealingRun,
+    Particles,
+    advance_particles,
+    draw_particles,
+    start_particles,
 )
-from probjax.annealing.schedule import Schedule
+from probjax.annealing.paths import Geometric, Path
+from probjax.annealing.pilot import MIN_PARTICLES, Pilot, make_schedule
+from probjax.annealing.schedule import Schedule, check_schedule
 from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_key, check_role, warn
 from probjax.devices import check_even
@@ -73,42 +74,50 @@ def ais(
     resample_below: float | None = None,
     watch: Watch | None = None,
 ) -> Annealed:
-    """Estimate log Z of exp(-energy) by particles that come from a base.
+    """Estimate log Z of exp(-energy) with particles that start from a base.
 
     Args:
-        base: what is known and drawn from; it has to be wherever the target is.
-        sampler: moves particles at each distribution. With momentum that persists,
-            `HMC(0.2)`, it is HAIS.
-        num_particles: how many. They live on the mesh in context (`jax.set_mesh`), and
-            have to be a multiple of its devices.
-        num_steps: N, the number of weights that each collects; 1 is plain importance
-            sampling.
-        betas: the schedule, N + 1 numbers from 0 to 1; None to let the pilot find it.
-        path: `Geometric()`, the default, or `Straight(start)` for parameters that move.
-        pilot: how the sampler's steps, and the schedule, are found in a shorter run
-            before; None to take the sampler as it is, and equal steps.
-        resample_below: copy the heavy and drop the light where fewer than this share
-            of the particles are effective. None never does. It is the one thing that
-            moves particles from device to device.
+        base: distribution with a known log Z, from which the particles are drawn. It
+            must cover the target: have a positive probability wherever the target has
+            one.
+        sampler: sampler that moves the particles at each distribution. `HMC(0.2)`,
+            whose momentum persists, makes this Hamiltonian AIS.
+        num_particles: number of particles. They are sharded over the devices of the
+            mesh in context (`jax.set_mesh`), so it must be a multiple of their number.
+        num_steps: number of distributions N, which is also the number of increments of
+            each log weight. 1 is plain importance sampling.
+        betas: schedule, N + 1 numbers from 0 to 1; None to let the pilot run choose it.
+        path: `Geometric()`, which is the default, or `Straight(start)` to interpolate
+            the parameters.
+        pilot: settings of the pilot run, a shorter run that adapts the sampler's step
+            size and metric and chooses the schedule. None for the sampler as it is and
+            equal steps.
+        resample_below: resample the particles whenever the effective sample size is
+            less than this share of `num_particles`; None to never resample. Resampling
+            is the only operation that moves particles between devices.
         watch: callback and checkpoint. The callback receives the estimate so far, by
             default every 1,000 distributions; see also `progress_bar`.
 
     >>> from probjax import Bernoulli, HeatBath, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
-    >>> found = ais(jax.random.key(0), ising.energy, params, Bernoulli(2), **options)
-    >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
+    >>> annealed = ais(jax.random.key(0), ising.energy, params, Bernoulli(2), **options)
+    >>> bool(abs(annealed.log_z - 2.006) < 0.2)  # log(2 + 2 e)
     True
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_key(key)
     check_count("num_particles", num_particles)
     if resample_below is not None and not 0 < resample_below <= 1:
-        raise ValueError(f"resample_below must be from 0 to 1, got {resample_below}")
+        raise ValueError(
+            "resample_below must be above 0 and at most 1, or None, got "
+            f"{resample_below}; try 0.5"
+        )
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
-    asked["betas"] = betas = checked(key, bridge, num_particles, num_steps, betas)
+    betas = check_run(key, bridge, num_particles, num_steps, betas)
+    arguments["betas"] = betas
     settings = Settings(bridge, pilot, num_particles, num_steps, betas, resample_below)
-    return run("ais", asked, forward_job(key, settings), watch)
+    return run("ais", arguments, forward_job(key, settings), watch)
 
 
 @driver
@@ -127,34 +136,39 @@ def ais_until(
     pilot: Pilot | None = Pilot(),
     watch: Watch | None = None,
 ) -> Annealed:
-    """Run `ais` with twice as many distributions again and again.
+    """Double the number of distributions of `ais` until its error is small enough.
 
-    Until its standard error is below `stderr`, with a tenth of the particles effective.
-    Then one more run of that length is what is returned: one that was chosen for its
-    own outcome would be biased. Every run begins anew with a key of its own.
+    The standard error must be below `stderr`, and the effective sample size at least a
+    tenth of `num_particles`. One more run of that length is then returned, because a
+    run that is selected by its own result would be biased. Every run starts from the
+    base, with its own key.
 
     Args:
-        num_steps: distributions of the first run.
-        most_steps: of the last one; a warning says if that was not enough.
-        watch: as that of `ais`, for all runs; the run that its callback stops is the
-            last, and is returned as it is by then.
+        stderr: standard error of log Z to reach, in nats.
+        num_steps: number of distributions of the first run.
+        most_steps: largest number of distributions. A warning is issued if the standard
+            error or the effective sample size is still insufficient.
+        watch: callback and checkpoint, as for `ais`, for all runs. If the callback
+            stops a run, its unfinished result is returned.
+
+    The other arguments are those of `ais`.
 
     >>> from probjax import Bernoulli, HeatBath, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
     >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
-    >>> found = ais_until(*args, stderr=0.2, **options)
-    >>> bool(abs(found.log_z - 2.006) < 0.4)  # log(2 + 2 e)
+    >>> annealed = ais_until(*args, stderr=0.2, **options)
+    >>> bool(abs(annealed.log_z - 2.006) < 0.4)  # log(2 + 2 e)
     True
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_key(key)
     check_count("num_steps", num_steps)
     check_count("num_particles", num_particles, least=2)
     if not stderr > 0:
-        raise ValueError(f"stderr must be positive, got {stderr}")
+        raise ValueError(f"stderr must be positive, got {stderr}; try 0.1")
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
-    checked(key, bridge, num_particles, num_steps, None)
+    check_run(key, bridge, num_particles, num_steps, None)
 
     def is_good(annealed):
         return annealed.stderr < stderr and annealed.ess >= 0.1 * num_particles
@@ -162,37 +176,38 @@ def ais_until(
     def next_job(results):
         if _is_confirmed(results, is_good):
             return None
-        count = int(results[-1].plan.length) if results else num_steps
+        length = int(results[-1].schedule.length) if results else num_steps
         if results and not is_good(results[-1]):
-            count = 2 * count
-            if count > most_steps:
+            length = 2 * length
+            if length > most_steps:
                 return None
-        settings = Settings(bridge, pilot, num_particles, count)
+        settings = Settings(bridge, pilot, num_particles, length)
         return forward_job(random.key_of(key, len(results)), settings)
 
-    results = run_in_turn("ais_until", asked, next_job, watch)
-    annealed, last = results[-1], int(results[-1].plan.length)
-    if annealed.particles.step == last and not _is_confirmed(results, is_good):
+    results = run_in_turn("ais_until", arguments, next_job, watch)
+    annealed, length = results[-1], int(results[-1].schedule.length)
+    if annealed.particles.step == length and not _is_confirmed(results, is_good):
         warn(
-            f"{annealed.describe()}: that is still above {stderr} after {last} "
-            "distributions: take more particles, or a base that is nearer"
+            f"{annealed.describe()}: with {length} distributions, stderr={stderr} was "
+            "not reached with a tenth of the particles effective; try more particles, "
+            "a larger most_steps, or a base closer to the target"
         )
     return annealed
 
 
 def _is_confirmed(results, is_good):
-    """Return whether a run followed the first one that was good enough."""
+    """Whether a run followed the first one whose error was small enough."""
     return len(results) > 1 and is_good(results[-2])
 
 
-def checked(
+def check_run(
     key: PRNGKeyArray,
     bridge: Bridge,
     num_particles: int,
     num_steps: int,
     betas: ArrayLike | None,
 ) -> Array | None:
-    """Raise if the parts of a run do not go together; return the schedule, if any."""
+    """Raise if the parts of a run do not fit together; return `betas` as an array."""
     check_count("num_particles", num_particles)
     check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
@@ -203,7 +218,7 @@ def checked(
 
 
 class Settings(NamedTuple):
-    """Arguments of a run that do not depend on its direction."""
+    """Settings of a run, forward or reverse."""
 
     bridge: Bridge
     pilot: Pilot | None
@@ -212,83 +227,95 @@ class Settings(NamedTuple):
     betas: Array | None = None
     resample_below: float | None = None
 
-    def plan(self, key: PRNGKeyArray) -> Schedule:
-        """Make the plan of the run."""
-        return make_plan(
+    def make_schedule(self, key: PRNGKeyArray) -> Schedule:
+        """Make the schedule of the run, with a pilot run if there is one."""
+        return make_schedule(
             key,
             self.bridge,
             pilot=self.pilot,
             num_steps=self.num_steps,
             betas=self.betas,
-            num_particles=max(self.num_particles, LEAST_PARTICLES),
+            num_particles=max(self.num_particles, MIN_PARTICLES),
         )
 
-    def course(self, plan: Schedule, backwards: bool = False) -> Course:
-        """Return all of the run except its particles."""
+    def annealing_run(
+        self, schedule: Schedule, backwards: bool = False
+    ) -> AnnealingRun:
+        """Return all parts of the run except its particles."""
         is_like_its_pilot = (
-            self.num_particles >= LEAST_PARTICLES
+            self.num_particles >= MIN_PARTICLES
             and self.num_steps > 1
             and self.betas is None
             and self.resample_below is None
         )
         adaptation = None
         if self.pilot is not None and is_like_its_pilot:
-            # Not active, but it makes the run and its pilot the same program.
-            adaptation = Adaptation(self.pilot, self.bridge.sampler, 1, active=False)
-        return Course(self.bridge, plan, adaptation, self.resample_below, backwards)
+            # Inactive, but with it the run and its pilot are the same program.
+            adaptation = self.pilot.adaptation(active=False)
+        return AnnealingRun(
+            self.bridge, schedule, adaptation, self.resample_below, backwards
+        )
 
 
 def forward_job(key: PRNGKeyArray, settings: Settings) -> Job:
-    """Describe a run from the base to the target."""
-    plan_key, start_key, run_key = random.parts_of(key, 3)
+    """Return the job of a run from the base to the target."""
+    schedule_key, start_key, run_key = random.parts_of(key, 3)
     start_keys = random.keys_of(start_key, settings.num_particles)
     keys = random.keys_of(run_key, settings.num_particles)
 
     def begin():
-        plan = settings.plan(plan_key)
-        x = drawn(settings.bridge, start_keys)
-        return plan, started(settings.course(plan), keys, x)
+        schedule = settings.make_schedule(schedule_key)
+        x = draw_particles(settings.bridge, start_keys)
+        return schedule, start_particles(settings.annealing_run(schedule), keys, x)
 
-    return annealing_job(settings.course, keys, begin)
+    return _annealing_job(settings.annealing_run, keys, begin)
 
 
 def reverse_job(
-    key: PRNGKeyArray, settings: Settings, x: State, plan: Callable[[], Schedule]
+    key: PRNGKeyArray,
+    settings: Settings,
+    x: State,
+    get_schedule: Callable[[], Schedule],
 ) -> Job:
-    """Describe a run from draws of the target to the base."""
+    """Return the job of a run from draws `x` of the target to the base.
+
+    Args:
+        get_schedule: function that returns the schedule, called when the job begins.
+    """
     keys = random.keys_of(key, settings.num_particles)
-    course = partial(settings.course, backwards=True)
+    make_run = partial(settings.annealing_run, backwards=True)
 
     def begin():
-        found = plan()
-        return found, started(course(found), keys, x)
+        schedule = get_schedule()
+        return schedule, start_particles(make_run(schedule), keys, x)
 
-    return annealing_job(course, keys, begin)
+    return _annealing_job(make_run, keys, begin)
 
 
-def annealing_job(
-    course: Callable[[Schedule], Course],
+def _annealing_job(
+    make_run: Callable[[Schedule], AnnealingRun],
     keys: PRNGKeyArray,
     begin: Callable[[], tuple[Schedule, Particles]],
 ) -> Job:
-    """Describe a run of particles, whose state is its plan and where they are."""
+    """Return the job of a run, whose state is a schedule and the particles."""
 
-    def advance(now, every):
-        plan, particles = now
-        last = plan.length
+    def advance(state, every):
+        schedule, particles = state
+        last = schedule.length
         if every is not None:
             last = min((int(particles.step) // every + 1) * every, int(last))
-        return plan, advanced(course(plan), keys, particles, last)[0]
+        annealing_run = make_run(schedule)
+        return schedule, advance_particles(annealing_run, keys, particles, last)[0]
 
-    def report(now):
-        plan, particles = now
-        return summed_up(course(plan), particles)
+    def report(state):
+        schedule, particles = state
+        return summarise(make_run(schedule), particles)
 
     return Job(
         begin=begin,
         advance=advance,
-        is_over=lambda now: int(now[1].step) >= int(now[0].length),
+        is_over=lambda state: int(state[1].step) >= int(state[0].length),
         report=report,
-        finish=lambda now, stopped: report(now),
+        finish=lambda state, stopped: report(state),
         every=1000,
     )

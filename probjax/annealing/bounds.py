@@ -1,18 +1,20 @@
-"""Both sides of a partition function: particles that come, and particles that go back.
+"""Lower and upper bounds on log Z from a forward and a reverse run.
 
-From the base an estimate of log Z is biased low, from draws of the target it is biased
-high. Where both agree it is known; where they do not, the interval between them says so
-when neither run does by itself.
+A forward run, from the base, gives an estimate of log Z that is biased low. A reverse
+run, from draws of the target, gives one that is biased high. If both agree, log Z is
+known. If they do not, the interval between them shows an error that neither run detects
+by itself.
 
-What goes back must start from draws of the target. Exact ones make the upper side a
-bound, on average. The end of a long run of a sampler does so only if it has reached all
-of the target: chains that missed a mode are blind to it in both directions.
+The reverse run must start from draws of the target. Exact draws make its result an
+upper bound on average. Draws at the end of a long Markov chain do so only if the chain
+has explored the whole target: a mode that the chains have missed is missing from both
+runs.
 
-Weights of particles that go back are heavy tailed where the target is narrower than the
-base, and then their standard error says little. Two looser bounds do not need it. The
-mean of their logarithms bounds log Z on average; and as no mean of positive numbers is
-often many times what it is expected to be (Markov), log Z is above the estimate by more
-than log 40 = 3.7 nats in one case of forty at most.
+The weights of a reverse run have heavy tails if the target is narrower than the base,
+and their standard error is then unreliable. Two looser bounds do not depend on it.
+Minus the mean log weight is an upper bound on log Z on average. And by Markov's
+inequality log Z exceeds the estimate by more than log 40 = 3.7 nats with a probability
+of at most 1 / 40.
 
 Reference: Grosse, Ghahramani and Adams, "Sandwiching the marginal likelihood using
 bidirectional Monte Carlo", arXiv:1511.02543 (2015).
@@ -26,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.ais import Settings, checked, forward_job, reverse_job
+from probjax.annealing.ais import Settings, check_run, forward_job, reverse_job
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
@@ -48,58 +50,59 @@ from probjax.types import (
     State,
 )
 
-FEW, HEALTHY = 5, 0.1
+MIN_EFFECTIVE, RELIABLE_SHARE = 5, 0.1
 MARKOV = math.log(40)
 
 
 class Bracket(NamedTuple):
-    """log Z from both sides.
+    """Interval for log Z, from a forward and a reverse run.
 
-    >>> found = Bracket(log_z=2.0, lower=1.5, upper=2.5, forward=None, reverse=None)
-    >>> float(found.stderr)
+    >>> bracket = Bracket(log_z=2.0, lower=1.5, upper=2.5, forward=None, reverse=None)
+    >>> float(bracket.stderr)
     0.25
     """
 
     log_z: Scalar
-    """Half way between the two estimates, whose biases are opposite."""
+    """Mean of the two estimates, whose biases have opposite signs."""
     lower: Scalar
-    """The estimate from the base, less two standard errors."""
+    """Lower end: the estimate of the forward run minus two standard errors."""
     upper: Scalar
-    """That from the target, and two; or a looser bound, if few weights count."""
+    """Upper end: the estimate of the reverse run plus two standard errors, or a looser
+    bound if few of its particles are effective."""
     forward: Annealed
-    """From the base."""
+    """Result of the run from the base to the target."""
     reverse: Annealed
-    """From the target."""
+    """Result of the run from the target to the base."""
 
     @property
     def stderr(self) -> Scalar:
-        """Of `log_z`: a quarter of the interval, which the bias is part of.
+        """Standard error of `log_z`: a quarter of the interval, so it includes bias.
 
-        NaN if the sides contradict each other.
+        NaN if the bounds contradict each other.
         """
         return _quarter(self.lower, self.upper)
 
     def describe(self) -> str:
-        """In words: the interval, and what each side is worth."""
+        """Describe the interval and the reliability of both runs."""
         width = float(self.upper - self.lower)
         if width < 0:
             return (
-                f"the sides contradict each other: at least {float(self.lower):.6g} "
-                f"from the base, at most {float(self.upper):.6g} from x, which are no "
-                "draws of the target"
+                "the bounds contradict each other: the forward run gives log Z >= "
+                f"{float(self.lower):.6g}, the reverse run <= {float(self.upper):.6g}; "
+                "x is probably not a sample of the target"
             )
-        said = [
+        parts = [
             f"log Z from {float(self.lower):.6g} to {float(self.upper):.6g}, "
             f"{width:.2g} wide",
-            f"from the base: {self.forward.describe()}",
-            f"back from the target: {self.reverse.describe()}",
+            f"forward run: {self.forward.describe()}",
+            f"reverse run: {self.reverse.describe()}",
         ]
-        if not _is_healthy(self.reverse):
-            said.append(
-                "few of the particles that went back count, so the upper end is a "
-                "bound that needs no error"
+        if not _is_reliable(self.reverse):
+            parts.append(
+                "few particles of the reverse run are effective, so the upper end is a "
+                "looser bound that does not depend on its standard error"
             )
-        return "; ".join(said)
+        return "; ".join(parts)
 
 
 @jax.jit
@@ -122,34 +125,38 @@ def reverse_ais(
     pilot: Pilot | None = Pilot(),
     watch: Watch | None = None,
 ) -> Annealed:
-    """Estimate log Z by particles that go from the target back to the base.
+    """Estimate log Z with particles that move from the target to the base.
 
-    `log_z` is biased high, and `bound`, higher still, does not suffer from the tails of
-    the weights, by which `stderr` may be far too small.
+    `log_z` is biased high. Heavy tails of the weights can make `stderr` far too small;
+    they affect `bound`, which is higher still, and its standard error much less.
 
     Args:
-        x: draws of the target, a particle each; how exact they have to be, see
-            `probjax.annealing.bounds`.
-        watch: as that of `ais`.
+        x: draws of the target, one for each particle; see `probjax.annealing.bounds`
+            for how exact the draws must be.
+        watch: callback and checkpoint, as for `ais`.
+
+    The other arguments are those of `ais`.
 
     >>> from probjax import Bernoulli, HeatBath, exact, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
     >>> x = exact.sample(jax.random.key(0), ising.energy, params, 2, num_draws=100)
     >>> args = jax.random.key(1), ising.energy, params, Bernoulli(2), x
-    >>> found = reverse_ais(*args, sampler=HeatBath(), num_steps=20, pilot=None)
-    >>> bool(abs(found.log_z - 2.006) < 0.2)  # log(2 + 2 e)
+    >>> annealed = reverse_ais(*args, sampler=HeatBath(), num_steps=20, pilot=None)
+    >>> bool(abs(annealed.log_z - 2.006) < 0.2)  # log(2 + 2 e)
     True
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_key(key)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
-    count = num_rows(_draws(x))
-    asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
-    asked["x"] = x = check_states(sampler, base.prepare(_draws(x).x))
-    plan_key, _, run_key = random.parts_of(key, 3)
+    draws = _check_draws(x)
+    count = num_rows(draws)
+    arguments["betas"] = betas = check_run(key, bridge, count, num_steps, betas)
+    arguments["x"] = x = check_states(sampler, base.prepare(draws.x))
+    schedule_key, _, run_key = random.parts_of(key, 3)
     settings = Settings(bridge, pilot, count, num_steps, betas)
-    job = reverse_job(run_key, settings, x, partial(settings.plan, plan_key))
-    return run("reverse_ais", asked, job, watch)
+    get_schedule = partial(settings.make_schedule, schedule_key)
+    job = reverse_job(run_key, settings, x, get_schedule)
+    return run("reverse_ais", arguments, job, watch)
 
 
 @driver
@@ -168,34 +175,37 @@ def sandwich(
     pilot: Pilot | None = Pilot(),
     watch: Watch | None = None,
 ) -> Bracket:
-    """Log Z from below and from above, by as many distributions each way.
+    """Bound log Z from below and from above, with a forward and a reverse run.
 
-    The interval reaches two standard errors beyond each side, and at least two of what
-    both say together: by chance they may come out crossed.
+    Both runs have the same number of distributions. The interval extends two standard
+    errors beyond both estimates. It also contains two standard errors around their
+    combined estimate, because by chance the lower estimate can exceed the upper one.
 
     Args:
-        x: draws of the target, which go back; see `reverse_ais`.
-        num_particles: how many come from the base; None for as many as go back.
-        watch: as that of `ais`, for the forward and then the reverse run. The callback
-            must not return True: an interval needs both runs.
+        x: draws of the target, from which the reverse run starts; see `reverse_ais`.
+        num_particles: number of particles of the forward run; None for as many as `x`.
+        watch: callback and checkpoint, as for `ais`, for the forward and then the
+            reverse run. The callback must not return True: an interval needs both runs.
+
+    The other arguments are those of `ais`.
 
     >>> from probjax import Bernoulli, HeatBath, exact, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
     >>> x = exact.sample(jax.random.key(0), ising.energy, params, 2, num_draws=100)
     >>> args = jax.random.key(1), ising.energy, params, Bernoulli(2), x
-    >>> found = sandwich(*args, sampler=HeatBath(), num_steps=20, pilot=None)
-    >>> bool(found.lower < 2.006 < found.upper)  # log(2 + 2 e)
+    >>> bracket = sandwich(*args, sampler=HeatBath(), num_steps=20, pilot=None)
+    >>> bool(bracket.lower < 2.006 < bracket.upper)  # log(2 + 2 e)
     True
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_key(key)
     forward_key, reverse_key = random.parts_of(key, 2)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
-    rows = num_rows(_draws(x))
-    count = rows if num_particles is None else num_particles
-    asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
-    asked["x"] = x = check_states(sampler, base.prepare(_draws(x).x))
-
+    draws = _check_draws(x)
+    num_draws = num_rows(draws)
+    count = num_draws if num_particles is None else num_particles
+    arguments["betas"] = betas = check_run(key, bridge, count, num_steps, betas)
+    arguments["x"] = x = check_states(sampler, base.prepare(draws.x))
     settings = Settings(bridge, pilot, count, num_steps, betas)
 
     def next_job(results):
@@ -203,20 +213,24 @@ def sandwich(
             case []:
                 job = forward_job(forward_key, settings)
             case [forward]:
-                back = settings._replace(num_particles=rows)
-                job = reverse_job(reverse_key, back, x, lambda: forward.plan)
+                reverse_settings = settings._replace(num_particles=num_draws)
+                job = reverse_job(
+                    reverse_key, reverse_settings, x, lambda: forward.schedule
+                )
             case _:
                 return None
         return job._replace(may_stop=False)
 
-    forward, reverse = run_in_turn("sandwich", asked, next_job, watch)
+    forward, reverse = run_in_turn("sandwich", arguments, next_job, watch)
     return _bracket(forward, reverse)
 
 
 def _bracket(forward, reverse):
-    # What an interval does not depend on is left out of the program.
-    sides = (side._replace(x=(), plan=(), particles=()) for side in (forward, reverse))
-    log_z, lower, upper = _interval(*sides)
+    # Fields that the interval does not depend on are left out of the program.
+    unused = dict(x=(), schedule=(), particles=())
+    log_z, lower, upper = _interval(
+        forward._replace(**unused), reverse._replace(**unused)
+    )
     return Bracket(log_z, lower, upper, forward=forward, reverse=reverse)
 
 
@@ -226,19 +240,19 @@ def _interval(forward, reverse):
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
     loose = jnp.fmin(on_average, reverse.log_z + MARKOV)
-    lower, upper = _no_narrower(
-        forward, reverse, lower, jnp.where(_is_healthy(reverse), upper, loose)
+    lower, upper = _widen(
+        forward, reverse, lower, jnp.where(_is_reliable(reverse), upper, loose)
     )
     return (forward.log_z + reverse.log_z) / 2, lower, upper
 
 
-def _no_narrower(forward, reverse, lower, upper):
-    """The interval, if noise has crossed the sides, with what both know together.
+def _widen(forward, reverse, lower, upper):
+    """Extend the interval to two standard errors around the combined estimate.
 
-    Where sides have no bias left, either may come out above the other. The interval
-    between them would then be the narrower the worse they agree; it is widened to two
-    standard errors about their mean, weighed by precision. Sides that contradict each
-    other are left alone.
+    If the biases are negligible, the forward estimate can exceed the reverse one by
+    chance. The interval would then be narrower the less they agree. The combined
+    estimate is their mean weighted by precision. Bounds that contradict each other do
+    not change.
     """
     variances = forward.stderr**2 + reverse.stderr**2
     share = jnp.where(variances > 0, forward.stderr**2 / variances, 0.5)
@@ -251,17 +265,25 @@ def _no_narrower(forward, reverse, lower, upper):
     )
 
 
-def _is_healthy(annealed: Annealed) -> Array:
-    return annealed.ess >= max(FEW, HEALTHY * len(annealed.log_weights))
+def _is_reliable(annealed: Annealed) -> Array:
+    """Whether enough particles are effective for a reliable standard error."""
+    return annealed.ess >= max(
+        MIN_EFFECTIVE, RELIABLE_SHARE * len(annealed.log_weights)
+    )
 
 
-def _draws(x: State) -> Data:
+def _check_draws(x: State) -> Data:
+    """Return draws of the target as data; raise if they are not finite and plain."""
     if not holds(is_finite, x):
         raise ValueError(
-            "x must be draws of the target, got NaN or infinity: ask "
-            "diagnostics.summary what the chains that made them did"
+            "x must be draws of the target, got NaN or infinity; check the chains with "
+            "diagnostics.summary"
         )
     data = as_data(x)
     if data.weights is not None or data.mask is not None:
-        raise ValueError("x must be plain draws of the target, without weights or mask")
+        given = "weights" if data.weights is not None else "a mask"
+        raise ValueError(
+            "x must be plain draws of the target, without weights or mask, got "
+            f"{given}; try the field x of these data"
+        )
     return data

@@ -1,8 +1,9 @@
 """Distributions between a base and a target, and the sampler that moves along them.
 
-A pilot run and the run itself both move particles from one distribution of a `Bridge`
-to the next: at b_k a particle takes a step of the sampler, and its increment is
-E_(b_k)(x) - E_(b_k+1)(x).
+A pilot run and the run after it both move particles along a `Bridge`: at b_k a particle
+takes a step of the sampler, and the increment of its log weight is
+
+    E_(b_k)(x) - E_(b_k+1)(x).
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ class Bridge:
 
     energy: Energy = static()
     axes: Any = static()
-    """Axes of `params` along which every particle has its own, as for `vmap`."""
+    """Axes of `params` that index particles, in the form of `vmap`'s `in_axes`."""
     params: Params
     base: Base
     path: Path
@@ -54,7 +55,7 @@ class Bridge:
 
         def one(key, params, x):
             model = self.path.potential(self.ends(params), beta)
-            # Steps are numbered from below this number.
+            # All numbers of steps are smaller than this one.
             return sampler.init(random.fold_in(key, 2**31 - 1), model, x)
 
         return each(one, (0, self.axes, 0))(keys, self.params, x)
@@ -62,7 +63,7 @@ class Bridge:
     def increments(
         self, states: Any, sampler: Sampler, here: Scalar, there: Scalar
     ) -> Float[Array, " particle"]:
-        """Compute E_here(x) - E_there(x) of all particles."""
+        """Compute E_here(x) - E_there(x) for all particles."""
 
         def one(state, params):
             ends = self.ends(params)
@@ -71,7 +72,7 @@ class Bridge:
         return each(one, (0, self.axes))(states, self.params)
 
     def offsets(self, x: State) -> Float[Array, " particle"]:
-        """Compute base.energy(x) - E_0(x) of all particles."""
+        """Compute base.energy(x) - E_0(x) for all particles."""
 
         def one(x, params):
             return self.path.offset(self.ends(params), x)

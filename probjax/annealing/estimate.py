@@ -1,7 +1,10 @@
-"""What weighted particles tell of a partition function, in numbers and in words.
+"""Estimates of a partition function from weighted particles.
 
-The error of the logarithm of a mean weight is by the spread of the weights, those of
-one start taken together where particles were resampled.
+    log Z_1 = log Z_0 + log mean_i w_i
+
+The standard error of the log mean weight is estimated from the variance of the weights.
+If particles were resampled, the weights of all particles with the same ancestor are
+added up first.
 
 Reference: Lee and Whiteley, Biometrika 105, 609 (2018).
 """
@@ -13,91 +16,100 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from probjax.annealing.particles import NUM_BINS, Course, Particles
+from probjax.annealing.particles import NUM_BINS, AnnealingRun, Particles
 from probjax.annealing.schedule import Schedule
-from probjax.types import (
-    Array,
-    Float,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Float, Scalar, State
 
 
 class Annealed(NamedTuple):
-    """What particles tell of a partition function.
+    """Estimate of a partition function by annealed importance sampling.
 
     >>> from probjax import Bernoulli, HeatBath, ais, ising
     >>> flat = ising.from_matrix(jnp.zeros((2, 2)))
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
-    >>> found = ais(jax.random.key(0), ising.energy, flat, Bernoulli(2), **options)
-    >>> found.describe()  # log 4  # doctest: +ELLIPSIS
+    >>> annealed = ais(jax.random.key(0), ising.energy, flat, Bernoulli(2), **options)
+    >>> annealed.describe()  # log 4  # doctest: +ELLIPSIS
     'log Z 1.38629 +- ...; ESS 100 of 100'
     """
 
     log_z: Scalar
-    """log Z of the target, biased low; of particles that ran backwards, high."""
+    """Estimate of log Z of the target, biased low; biased high for a reverse run."""
     stderr: Scalar
-    """Its standard error by the spread of the weights; to be believed if `ess` is."""
+    """Standard error of `log_z`, from the variance of the weights; reliable only if
+    `ess` is large."""
     bound: Scalar
-    """The mean of log w: at most log Z on average; backwards less it, at least."""
+    """Mean log weight: a stochastic lower bound on log Z. For a reverse run, minus the
+    mean log weight: a stochastic upper bound."""
     bound_stderr: Scalar
-    """Its standard error, which tails of the weights do not upset; NaN if resampled."""
+    """Standard error of `bound`, which heavy tails of the weights affect little; NaN if
+    particles were resampled."""
     ess: Scalar
-    """Effective particles, (sum w)^2 / sum w^2, of those that came of one start."""
+    """Effective number of particles, (sum w)^2 / sum w^2, where each w is the total
+    weight of all particles with the same ancestor."""
     log_weights: Float[Array, " particle"]
-    """Whose mean, not in logarithms, is the estimate of Z; backwards, of 1 / Z."""
+    """Logarithms of the weights. The mean weight estimates Z, and 1 / Z for a reverse
+    run."""
     x: State
-    """Where the particles are, leaves `(particle, ...)`."""
+    """States of the particles, leaves `(particle, ...)`."""
     accept: Float[Array, " bin"]
-    """The mean acceptance along the way, in equal parts of its steps."""
-    plan: Schedule
-    """The schedule and the sampler's steps."""
+    """Mean acceptance in equal parts of the run; NaN for parts without a step."""
+    schedule: Schedule
+    """Schedule of the run, with the settings of the sampler."""
     particles: Particles
-    """All that is needed to go on."""
+    """State from which the run can be continued."""
 
     def describe(self) -> str:
-        """In words: the estimate, and whether it is to be trusted."""
+        """Describe the estimate and its reliability."""
         return _describe(self)
 
 
 def estimate(
-    log_weights: Float[Array, " particle"], eve: Array, num_resampled: Array
+    log_weights: Float[Array, " particle"], ancestor: Array, num_resampled: Array
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """The logarithm of the mean weight, its standard error, and effective particles."""
+    """Return the log mean weight, its standard error, and the effective sample size."""
     count = len(log_weights)
     total = logsumexp(log_weights)
     weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(total), total, 0))
-    shares = jnp.zeros(count, weights.dtype).at[eve].add(weights)
-    # About 1 / count, so that equal weights have no error but their rounding's.
-    apart = jnp.sum((shares - 1 / count) ** 2) * count / max(count - 1, 1)
-    grown = (count / max(count - 1, 1)) ** num_resampled.astype(weights.dtype)
-    variance = jnp.maximum(1 - grown + grown * apart, 0)
+    shares = jnp.zeros(count, weights.dtype).at[ancestor].add(weights)
+    # Deviations from 1 / count, so that equal weights have no error beyond rounding.
+    variance = jnp.sum((shares - 1 / count) ** 2) * count / max(count - 1, 1)
+    inflation = (count / max(count - 1, 1)) ** num_resampled.astype(weights.dtype)
+    variance = jnp.maximum(1 - inflation + inflation * variance, 0)
     stderr = jnp.sqrt(variance) if count > 1 else jnp.full_like(total, jnp.nan)
-    alive = jnp.isfinite(total)
-    ess = jnp.where(alive, 1 / jnp.sum(shares**2), 0)
-    return total - jnp.log(count), jnp.where(alive, stderr, jnp.nan), ess
+    has_weight = jnp.isfinite(total)
+    ess = jnp.where(has_weight, 1 / jnp.sum(shares**2), 0)
+    return total - jnp.log(count), jnp.where(has_weight, stderr, jnp.nan), ess
 
 
-def summed_up(course: Course, particles: Particles) -> Annealed:
-    """What the particles tell by now."""
-    told = _summed_up(course, particles)
-    kept = particles._replace(tuning=None)
-    return Annealed(**told, x=kept.state.x, plan=course.plan, particles=kept)
+def summarise(annealing_run: AnnealingRun, particles: Particles) -> Annealed:
+    """Return the estimate from the particles of a run, finished or not."""
+    numbers = _summarise(annealing_run, particles)
+    particles = particles._replace(tuning=None)
+    return Annealed(
+        **numbers,
+        x=particles.state.x,
+        schedule=annealing_run.schedule,
+        particles=particles,
+    )
 
 
 @jax.jit
-def _summed_up(course, particles):
-    log_weights = particles.settled + particles.log_weight + particles.lost
-    sign = jnp.where(course.backwards, -1, 1).astype(log_weights.dtype)
-    base_log_z = jnp.asarray(course.bridge.base.log_z, log_weights.dtype)
-    log_weights = log_weights + sign * base_log_z
-    # The last increment back, from the first distribution of the path to the base.
-    rest = course.bridge.offsets(particles.state.x)
-    is_back = course.backwards & (particles.step == course.plan.length)
-    log_weights = log_weights - jnp.where(is_back, rest, 0)
-    eve, num_resampled = particles.eve, particles.num_resampled
-    log_mean, stderr, ess = estimate(log_weights, eve, num_resampled)
-    counts = _moves_per_bin(course.plan.length, particles.step)
+def _summarise(annealing_run, particles):
+    bridge, length = annealing_run.bridge, annealing_run.schedule.length
+    backwards = annealing_run.backwards
+    log_weights = (
+        particles.log_normaliser + particles.log_weight + particles.compensation
+    )
+    sign = jnp.where(backwards, -1, 1).astype(log_weights.dtype)
+    log_weights = log_weights + sign * jnp.asarray(bridge.base.log_z, log_weights.dtype)
+    # The last increment of a reverse run, from the start of the path to the base.
+    is_at_base = backwards & (particles.step == length)
+    offsets = bridge.offsets(particles.state.x)
+    log_weights = log_weights - jnp.where(is_at_base, offsets, 0)
+    log_mean, stderr, ess = estimate(
+        log_weights, particles.ancestor, particles.num_resampled
+    )
+    counts = _moves_per_bin(length, particles.step)
     return {
         "log_z": sign * log_mean,
         "stderr": stderr,
@@ -114,7 +126,7 @@ def _summed_up(course, particles):
 
 
 def _moves_per_bin(num_steps, step):
-    """Return how many of the moves before `step` are in each bin of acceptances."""
+    """Count the moves before `step` in each bin of acceptances."""
     num_moves = jnp.maximum(num_steps - 1, 1)
     # Move k, counted from 0, is in bin k * NUM_BINS // num_moves.
     ends = -(-jnp.arange(NUM_BINS + 1) * num_moves // NUM_BINS)
@@ -125,34 +137,29 @@ def _moves_per_bin(num_steps, step):
 def _describe(annealed: Annealed) -> str:
     count = len(annealed.log_weights)
     log_z, ess = float(annealed.log_z), float(annealed.ess)
-    num_steps = int(annealed.plan.length)
+    length, step = int(annealed.schedule.length), int(annealed.particles.step)
     if not np.isfinite(log_z):
         return (
-            f"log Z {log_z}: no particle has a weight, the base does not cover the "
-            "target"
+            f"log Z {log_z}: all particles have weight 0, so the base does not cover "
+            "the target; try a wider base"
         )
-    said = [f"log Z {log_z:.6g} +- {float(annealed.stderr):.2g}"]
-    step = int(annealed.particles.step)
-    if step < num_steps:
-        said = [f"ended at {step} of {num_steps} distributions, short of the end"]
-    dead = int(jnp.sum(jnp.isneginf(annealed.log_weights)))
-    if dead:
-        said.append(
-            f"{dead:,} of {count:,} particles weigh nothing: they were where one of "
-            "base and target is not"
+    parts = [f"log Z {log_z:.6g} +- {float(annealed.stderr):.2g}"]
+    if step < length:
+        parts = [f"stopped at distribution {step} of {length}, before the last one"]
+    num_zero = int(jnp.sum(jnp.isneginf(annealed.log_weights)))
+    if num_zero:
+        parts.append(
+            f"{num_zero:,} of {count:,} particles have weight 0, because base or "
+            "target has probability 0 where they are"
         )
+    parts.append(f"ESS {ess:.3g} of {count:,}")
     if ess < min(max(5, 0.1 * count), 0.9 * count):
-        said.append(
-            f"ESS {ess:.3g} of {count:,}: the path is too fast; try "
-            f"num_steps={4 * num_steps}"
-        )
-    else:
-        said.append(f"ESS {ess:.3g} of {count:,}")
+        parts[-1] += f": too few distributions; try num_steps={4 * length}"
     accept = np.asarray(annealed.accept)
     if np.isfinite(accept).any() and np.nanmin(accept) < 0.1:
         worst = int(np.nanargmin(accept))
-        said.append(
-            f"acceptance falls to {accept[worst]:.2g} at {worst / len(accept):.0%} of "
-            "the way: shorten the step, or let a pilot find it"
+        parts.append(
+            f"acceptance falls to {accept[worst]:.2g} after {worst / len(accept):.0%} "
+            "of the run; try a smaller step size, or a pilot run to choose it"
         )
-    return "; ".join(said)
+    return "; ".join(parts)

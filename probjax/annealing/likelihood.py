@@ -1,16 +1,17 @@
-"""Log-likelihoods of models that are not normalised, with what they are uncertain by.
+"""Log-likelihoods of unnormalised models, with their uncertainty.
 
-Of an analysis model, p(x) = exp(-E(x)) / Z, one partition function serves all rows:
+For an analysis model, p(x) = exp(-E(x)) / Z, all rows share one partition function:
 
     log p(x) = -E(x) - log Z.
 
-An estimate of log Z that is biased low makes a likelihood that is too high: an interval
-from both sides (`sandwich`) belongs to it. Of a generative model, each row has its own,
+An estimate of log Z that is biased low makes the likelihood too high, so use an
+interval for log Z from both sides (`sandwich`). For a generative model each row has its
+own partition function,
 
     log p(x) = log Z_x,    Z_x = integral of exp(-joint(x, a)) over a,
 
-by particles over `a`: see `marginal_log_likelihood`. There the same bias makes
-likelihoods too low: they are bounds from below, on average.
+which is estimated with particles over the latents `a`: see `marginal_log_likelihood`.
+There the same bias makes likelihoods too low: they are lower bounds on average.
 
 Reference: thesis, "Log Likelihood of Analysis Models", "Log Likelihood of Generative
 Models".
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.annealing.bounds import FEW, Bracket
+from probjax.annealing.bounds import MIN_EFFECTIVE, Bracket
 from probjax.annealing.estimate import Annealed
 from probjax.checks import is_concrete
 from probjax.data.rows import as_data, refuse_mask
@@ -34,68 +35,70 @@ from probjax.types import Array, ArrayLike, Data, Energy, Float, Params, Scalar
 
 
 class Estimate(NamedTuple):
-    """A mean over rows, in nats per row.
+    """Estimate of a mean over rows, in nats per row.
 
     >>> rows = jnp.array([-1.0, -3.0])
-    >>> found = Estimate(-2.0, stderr=0.1, lower=-2.2, upper=-1.8, per_row=rows)
-    >>> found.describe()
+    >>> estimate = Estimate(-2.0, stderr=0.1, lower=-2.2, upper=-1.8, per_row=rows)
+    >>> estimate.describe()
     '-2 +- 0.1 nats per row, between -2.2 and -1.8'
     """
 
     value: Scalar
-    """The weighted mean over rows."""
+    """Weighted mean over rows."""
     stderr: Scalar
-    """What it is uncertain by for these very rows."""
+    """Monte Carlo standard error of `value`, for these rows. From `compare`, it is the
+    standard error for newly drawn rows."""
     lower: Scalar
-    """Below which it is not, nor..."""
+    """Lower end of an interval for the true mean; NaN if there is no lower bound."""
     upper: Scalar
-    """...above; NaN where one side was not bounded."""
+    """Upper end of an interval for the true mean; NaN if there is no upper bound."""
     per_row: Float[Array, " row"]
-    """The same of each row."""
+    """Estimate for each row."""
     weights: Float[Array, " row"] | None = None
-    """How much each counts."""
+    """Weight of each row; None for equal weights."""
     common: Scalar | float = 0.0
-    """What of `stderr` is the same error in all rows, as that of one log Z."""
+    """Part of `stderr` that is the same error in all rows, such as that of log Z."""
     ess: Float[Array, "..."] | float = math.nan
-    """Effective particles of each row; where one log Z serves all, of its run."""
+    """Effective number of particles, for each row or for the run that gave log Z."""
 
     def describe(self) -> str:
-        """In words: the estimate, and whether it is to be trusted."""
-        return "; ".join(filter(None, (self._said(), self._doubt())))
+        """Describe the estimate and its reliability."""
+        return "; ".join(filter(None, (self._describe_value(), self._describe_ess())))
 
-    def _said(self):
-        said = f"{float(self.value):.6g} +- {float(self.stderr):.2g} nats per row"
+    def _describe_value(self):
+        text = f"{float(self.value):.6g} +- {float(self.stderr):.2g} nats per row"
         low, high = float(self.lower), float(self.upper)
         if low > high:
             return (
-                f"{float(self.value):.6g} nats per row, but the sides of log Z "
-                f"contradict each other: at most {high:.6g} from the base, at least "
-                f"{low:.6g} from draws, which are none of the target"
+                f"{float(self.value):.6g} nats per row, but the bounds on log Z "
+                f"contradict each other: the forward run gives at most {high:.6g} nats "
+                f"per row, the reverse run at least {low:.6g}; the reverse run "
+                "probably did not start from draws of the target"
             )
         if low == low and high == high:
-            return f"{said}, between {low:.6g} and {high:.6g}"
+            return f"{text}, between {low:.6g} and {high:.6g}"
         if low == low:
-            return f"{said}, a bound from below: no less than {low:.6g}"
-        return f"{said}, from one side only: sandwich tells how far it may be off"
+            return f"{text}, a stochastic lower bound: at least {low:.6g}"
+        return f"{text}, without bounds on log Z; try sandwich to bound its bias"
 
-    def _doubt(self):
+    def _describe_ess(self):
         ess = on_host(self.ess)
-        num_few = int(np.sum(ess < FEW))
+        num_few = int(np.sum(ess < MIN_EFFECTIVE))
         if not num_few:
             return ""
         if ess.ndim:
             return (
-                f"{num_few:,} of {len(ess):,} rows have fewer than {FEW} effective "
-                "particles and are not to be trusted: take more distributions"
+                f"{num_few:,} of {len(ess):,} rows are unreliable: they have fewer "
+                f"than {MIN_EFFECTIVE} effective particles; try a larger num_steps"
             )
         if np.isnan(self.upper):
             return (
-                f"log Z is not to be trusted, by {float(ess):.2g} effective particles: "
-                "take more distributions"
+                f"log Z is unreliable: only {float(ess):.2g} effective particles; try "
+                "a larger num_steps"
             )
         return (
-            f"trust the interval alone, as one of its sides has {float(ess):.2g} "
-            "effective particles"
+            f"the value is unreliable, because one run has only {float(ess):.2g} "
+            "effective particles; use the interval"
         )
 
 
@@ -103,17 +106,18 @@ class Estimate(NamedTuple):
 def log_likelihood(
     energy: Energy, params: Params, data: ArrayLike | Data, annealed: Annealed | Bracket
 ) -> Estimate:
-    """The mean of log p(x) over rows, by a partition function that was estimated.
+    """Compute the mean of log p(x) over rows from an estimate of log Z.
 
     Args:
-        annealed: of the same energy and params: what `ais` or `sandwich` gave.
+        data: complete rows, with weights as `Data`.
+        annealed: result of `ais` or `sandwich` for the same energy and params.
 
     >>> from probjax import Bernoulli, HeatBath, ais, ising
     >>> flat = ising.from_matrix(jnp.zeros((2, 2)))
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
     >>> annealed = ais(jax.random.key(0), ising.energy, flat, Bernoulli(2), **options)
-    >>> found = log_likelihood(ising.energy, flat, jnp.eye(2), annealed)
-    >>> round(float(found.value), 4)  # -log 4
+    >>> estimate = log_likelihood(ising.energy, flat, jnp.eye(2), annealed)
+    >>> round(float(estimate.value), 4)  # -log 4
     -1.3863
     """
     if not isinstance(annealed, Annealed | Bracket):
@@ -122,15 +126,15 @@ def log_likelihood(
             f"{annealed!r}"
         )
     data = as_data(data)
-    refuse_mask(data, "log p is of complete rows")
+    refuse_mask(data, "log p is computed for complete rows only")
     two_sided = isinstance(annealed, Bracket)
-    sides = (annealed.forward, annealed.reverse) if two_sided else (annealed,)
-    for side in sides:
-        _check_finished(side)
+    runs = (annealed.forward, annealed.reverse) if two_sided else (annealed,)
+    for run in runs:
+        _check_finished(run)
     stderr = annealed.stderr
     ends = (annealed.upper, annealed.lower) if two_sided else (np.nan, np.nan)
     per_row, numbers = _given_log_z(
-        energy, params, data, annealed.log_z, ends, [side.ess for side in sides]
+        energy, params, data, annealed.log_z, ends, [run.ess for run in runs]
     )
     value, lower, upper, ess = numbers
     return Estimate(value, stderr, lower, upper, per_row, data.weights, stderr, ess)
@@ -146,16 +150,17 @@ def _given_log_z(energy, params, data, log_z, ends, ess):
 
 
 def compare(first: Estimate, second: Estimate) -> Estimate:
-    """How much more likely the rows are under the first model, row by row.
+    """Estimate the mean difference of log p(x) between two models, row by row.
 
-    Both must be of the same rows in the same order. With d_i the difference of row i,
+    Both estimates must be for the same rows in the same order. With d_i the difference
+    for row i,
 
         value = mean d_i,    stderr^2 = var(d_i) / n + common_1^2 + common_2^2,
 
-    the error of a mean over rows drawn anew. What varies from row to row and is the
-    same under both models is not in it. What each row is estimated wrong by on its own
-    is, as it scatters the d_i; only an error that all rows have in common does not, and
-    is added. Sides are bounded for these rows, where both models' are.
+    which is the standard error of a mean over newly drawn rows. Variation over rows
+    that both models share cancels. Independent errors of the rows are part of var(d_i);
+    an error that all rows have in common is not, and is added. The bounds are for these
+    rows, and NaN unless both estimates have them.
 
     >>> one = Estimate(-1.5, 0.0, -1.5, -1.5, per_row=jnp.array([-1.0, -2.0]))
     >>> other = Estimate(-3.0, 0.0, -3.0, -3.0, per_row=jnp.array([-2.0, -4.0]))
@@ -165,34 +170,43 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
     """
     if len(first.per_row) != len(second.per_row):
         raise ValueError(
-            f"both must be of the same rows, got {len(first.per_row)} and "
-            f"{len(second.per_row)}"
+            "first and second must be estimates for the same rows, got "
+            f"{len(first.per_row)} and {len(second.per_row)} rows"
         )
     weights = first.weights
     both = [on_host(e.weights) for e in (first, second) if e.weights is not None]
     if len(both) == 1 or (both and not np.array_equal(both[0], both[1])):
-        raise ValueError("both must be of rows with the same weights")
-    apart = first.per_row - second.per_row
-    shares = shares_of(weights, len(apart))
-    value = jnp.sum(shares * apart)
-    # Of n equal rows this is the usual variance of a mean, n - 1 and all.
-    grown = 1 / (1 - jnp.sum(shares**2))
-    drawn = jnp.sum(shares**2 * (apart - value) ** 2) * grown
+        raise ValueError(
+            "first and second must be estimates for rows with the same weights, got "
+            + (
+                "different weights"
+                if len(both) == 2
+                else "weights for one of them only"
+            )
+        )
+    differences = first.per_row - second.per_row
+    shares = normalised_weights(weights, len(differences))
+    value = jnp.sum(shares * differences)
+    # For n equal weights this gives the usual variance of a mean, with n - 1.
+    correction = 1 / (1 - jnp.sum(shares**2))
+    variance = jnp.sum(shares**2 * (differences - value) ** 2) * correction
     common = jnp.hypot(first.common, second.common)
     return Estimate(
         value=value,
-        stderr=jnp.sqrt(drawn + common**2),
+        stderr=jnp.sqrt(variance + common**2),
         lower=first.lower - second.upper,
         upper=first.upper - second.lower,
-        per_row=apart,
+        per_row=differences,
         weights=weights,
         common=common,
         ess=jnp.fmin(first.ess, second.ess),
     )
 
 
-def shares_of(weights: Float[Array, " row"] | None, count: int) -> Float[Array, " row"]:
-    """What each of `count` rows counts, of 1 in all."""
+def normalised_weights(
+    weights: Float[Array, " row"] | None, count: int
+) -> Float[Array, " row"]:
+    """Return weights of `count` rows that sum to 1, equal ones for None."""
     weights = jnp.ones(count) if weights is None else weights
     return weights / weights.sum()
 
@@ -200,8 +214,9 @@ def shares_of(weights: Float[Array, " row"] | None, count: int) -> Float[Array, 
 def _check_finished(annealed):
     if not isinstance(annealed, Annealed) or not is_concrete(annealed.particles.step):
         return
-    step, last = int(annealed.particles.step), int(annealed.plan.length)
-    if step < last:
+    step, length = int(annealed.particles.step), int(annealed.schedule.length)
+    if step < length:
         raise ValueError(
-            f"annealed ended at {step} of {last} distributions: run it to its end"
+            "annealed must be a finished run, got one that stopped at distribution "
+            f"{step} of {length}; try again without the callback that stopped it"
         )

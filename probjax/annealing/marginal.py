@@ -1,10 +1,10 @@
-"""Log-likelihoods of generative models, latents integrated out row by row.
+"""Log-likelihoods of generative models, with the latents integrated out row by row.
 
     log p(x) = log Z_x,    Z_x = integral of exp(-joint(x, a)) over a.
 
-Every row has particles of its own over `a`, which start from a base, as its prior. All
-rows follow one plan. Logarithms of mean weights are biased low: they are bounds from
-below, on average.
+Every row has its own particles over the latents `a`, which start from a base such as
+the prior of `a`. All rows share one schedule. Log mean weights are biased low: they are
+lower bounds on average.
 
 Reference: thesis, "Log Likelihood of Generative Models".
 """
@@ -20,12 +20,11 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import estimate
-from probjax.annealing.likelihood import Estimate, shares_of
-from probjax.annealing.particles import Course, Particles
-from probjax.annealing.paths import Geometric, check_schedule
-from probjax.annealing.pilot import Pilot
-from probjax.annealing.planning import advanced, make_plan
-from probjax.annealing.schedule import Schedule
+from probjax.annealing.likelihood import Estimate, normalised_weights
+from probjax.annealing.particles import AnnealingRun, Particles, advance_particles
+from probjax.annealing.paths import Geometric
+from probjax.annealing.pilot import Pilot, make_schedule
+from probjax.annealing.schedule import Schedule, check_schedule
 from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_key
 from probjax.data.chunks import take
@@ -46,12 +45,12 @@ from probjax.types import (
     State,
 )
 
-AT_ONCE = 2**15
+MAX_PARTICLES = 2**15
 PILOT_GROUPS, PILOT_PARTICLES = 16, 32
 
 
 class RowsDone(NamedTuple):
-    """How far `marginal_log_likelihood` is.
+    """Progress of `marginal_log_likelihood`.
 
     >>> def show(done):
     ...     print(f"{done.num_done:.1f} of {done.num_rows} rows")
@@ -60,11 +59,11 @@ class RowsDone(NamedTuple):
     """
 
     num_rows: int
-    """How many there are."""
+    """Number of rows."""
     num_done: float
-    """How many are done; those on their way count by how much of it they have done."""
+    """Number of finished rows, with fractions for rows of an unfinished chunk."""
     per_row: Float[Array, " row"]
-    """log p(x) of those that are at its end."""
+    """Estimate of log p(x) for each finished row."""
 
 
 @driver
@@ -83,52 +82,56 @@ def marginal_log_likelihood(
     chunk_size: int | None = None,
     watch: Watch | None = None,
 ) -> Estimate:
-    """The mean of log p(x) over rows, latents integrated out row by row.
+    """Estimate the mean of log p(x) over rows, with the latents integrated out.
 
-    All rows and particles run together, by one plan that is found on a few of the rows.
+    All rows have the same schedule, which a pilot run with a few of the rows chooses.
 
     Args:
-        joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
-        base: over the latents `a`, as their prior.
-        num_particles: of each row.
-        chunk_size: how many rows at once, on each of the devices that they are spread
-            over; None for as many as 32,768 particles serve. It changes nothing but
-            rounding.
+        joint: `joint(params, x, a)`, -log p(x, a) including all constants.
+        base: distribution of the latents `a` at the start, such as their prior.
+        data: complete rows, with weights as `Data`.
+        sampler: sampler that moves `a` at each distribution.
+        num_particles: number of particles for each row.
+        num_steps: number of distributions.
+        betas: schedule, `num_steps` + 1 numbers from 0 to 1; None to let the pilot run
+            choose it.
+        pilot: settings of the pilot run, as for `ais`.
+        chunk_size: number of rows that each device handles at once; None for the number
+            that makes 32,768 particles. Results depend on it by rounding only.
         watch: callback and checkpoint. The callback receives a `RowsDone`, by default
-            every 1,000 distributions of a chunk and at its end; see also
-            `progress_bar`. It must not return True: there is no mean of some of
-            the rows.
+            every 1,000 distributions of a chunk and at the end of the chunk; see also
+            `progress_bar`. It must not return True: the mean needs all rows.
 
     >>> from probjax import Bernoulli, HeatBath
     >>> def joint(params, x, a):  # a is a coin, and x is N(a, 1)
     ...     return jnp.sum((x - a) ** 2) / 2 + jnp.log(2 * jnp.pi) / 2 + jnp.log(2)
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
     >>> args = jax.random.key(0), joint, 0.0, Bernoulli(1), jnp.full((2, 1), 0.5)
-    >>> found = marginal_log_likelihood(*args, **options)
-    >>> round(float(found.value), 3)  # as far from either side of the coin
+    >>> estimate = marginal_log_likelihood(*args, **options)
+    >>> round(float(estimate.value), 3)  # log N(0.5; a, 1), the same for both a
     -1.044
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_key(key)
-    asked["data"] = data = as_data(data)
-    refuse_mask(data, "log p is of complete rows")
+    arguments["data"] = data = as_data(data)
+    refuse_mask(data, "log p is computed for complete rows only")
     check_count("num_particles", num_particles)
     check_count("num_steps", num_steps)
     if chunk_size is None:
-        chunk_size = max(1, AT_ONCE // num_particles)
+        chunk_size = max(1, MAX_PARTICLES // num_particles)
     check_count("chunk_size", chunk_size)
-    plan_key, run_key = random.parts_of(key, 2)
+    schedule_key, run_key = random.parts_of(key, 2)
     energy, count = Conditioned(joint), num_rows(data)
-    check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
-    asked["betas"] = betas = check_schedule(betas, num_steps)
+    check_target(schedule_key, energy, (params, _row(data.x, 0)), base, sampler)
+    arguments["betas"] = betas = check_schedule(betas, num_steps)
     bridge = Bridge(energy, (None, 0), (), base, Geometric(), sampler)
-    # As many on every device; more than there are rows is filled up.
+    # The same number on every device; a chunk larger than the data is padded.
     size = -(-min(chunk_size * num_devices(), count) // num_devices()) * num_devices()
-    asked["chunk_size"] = size
+    arguments["chunk_size"] = size
     chunks = _Chunks(run_key, bridge, params, data.x, count, size, num_particles)
-    plan = partial(
-        make_plan,
-        plan_key,
+    get_schedule = partial(
+        make_schedule,
+        schedule_key,
         chunks.pilot_bridge(),
         num_groups=PILOT_GROUPS,
         pilot=pilot,
@@ -137,55 +140,55 @@ def marginal_log_likelihood(
         betas=betas,
     )
     job = Job(
-        begin=lambda: chunks.start(plan()),
+        begin=lambda: chunks.start(get_schedule()),
         advance=chunks.advance,
-        is_over=lambda now: int(now.first) >= count,
+        is_over=lambda state: int(state.first) >= count,
         report=chunks.report,
-        finish=lambda now, stopped: _estimate(now.found, data.weights),
+        finish=lambda state, stopped: _estimate(state.results, data.weights),
         every=1000,
         may_stop=False,
     )
-    return run("marginal_log_likelihood", asked, job, watch)
+    return run("marginal_log_likelihood", arguments, job, watch)
 
 
-def _estimate(found, weights):
-    value = jnp.average(found.log_z, weights=weights)
-    errors = shares_of(weights, len(found.log_z)) * found.stderr
+def _estimate(results, weights):
+    value = jnp.average(results.log_z, weights=weights)
+    errors = normalised_weights(weights, len(results.log_z)) * results.stderr
     stderr = jnp.sqrt(jnp.sum(errors**2))
     return Estimate(
         value=value,
         stderr=stderr,
         lower=value - 2 * stderr,
         upper=jnp.full_like(value, jnp.nan),
-        per_row=found.log_z,
+        per_row=results.log_z,
         weights=weights,
         common=jnp.zeros_like(value),
-        ess=found.ess,
+        ess=results.ess,
     )
 
 
-class _Rows(NamedTuple):
-    """What particles tell of rows that are done."""
+class _RowResults(NamedTuple):
+    """Estimates for rows."""
 
     log_z: Array
     stderr: Array
     ess: Array
 
 
-class _Run(NamedTuple):
-    """State of a run."""
+class _State(NamedTuple):
+    """State of a run over all rows."""
 
-    plan: Schedule
+    schedule: Schedule
     first: Array
-    """Number of the first row of the current chunk."""
+    """Index of the first row of the current chunk."""
     keys: PRNGKeyArray
     particles: Particles
-    found: _Rows
-    """Results of all rows, zero for those that are not done."""
+    results: _RowResults
+    """Results for all rows, zero for those that are not finished."""
 
 
 class _Chunks(NamedTuple):
-    """A run over all rows, chunk after chunk."""
+    """Run over all rows, one chunk of rows after the other."""
 
     key: PRNGKeyArray
     bridge: Bridge
@@ -198,101 +201,103 @@ class _Chunks(NamedTuple):
     def pilot_bridge(self) -> Bridge:
         """Return the bridge of a few rows, for a pilot run."""
         chosen = jnp.arange(PILOT_GROUPS) * self.num_rows // PILOT_GROUPS
-        return self._given(jnp.repeat(chosen, PILOT_PARTICLES))
+        return self._bridge(jnp.repeat(chosen, PILOT_PARTICLES))
 
-    def start(self, plan: Schedule) -> _Run:
-        """Create the state before the first chunk."""
-        keys, particles = self._begin(plan, 0)
-        of_chunk = partial(_rows_of, num_particles=self.num_particles)
-        shapes = jax.eval_shape(of_chunk, self._course(plan, 0), particles)
-        blank = jax.tree.map(lambda leaf: jnp.zeros(self.num_rows, leaf.dtype), shapes)
-        return _Run(plan, jnp.zeros((), int), keys, particles, blank)
+    def start(self, schedule: Schedule) -> _State:
+        """Return the state before the first chunk."""
+        keys, particles = self._begin(schedule, 0)
+        summarise = partial(_row_results, num_particles=self.num_particles)
+        annealing_run = self._annealing_run(schedule, 0)
+        shapes = jax.eval_shape(summarise, annealing_run, particles)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(self.num_rows, leaf.dtype), shapes)
+        return _State(schedule, jnp.zeros((), int), keys, particles, zeros)
 
-    def advance(self, now: _Run, every: int | None) -> _Run:
+    def advance(self, state: _State, every: int | None) -> _State:
         """Advance the current chunk by `every` distributions; None for all chunks."""
         if every is not None:
-            return self._advance(now, every)
+            return self._advance(state, every)
         for first in range(0, self.num_rows, self.size):
-            now = self._advance(now._replace(first=first), None)
-        return now
+            state = self._advance(state._replace(first=first), None)
+        return state
 
-    def report(self, now: _Run) -> RowsDone:
-        """Return what a callback receives."""
-        first, last = int(now.first), int(now.plan.length) + 1
-        step = int(now.particles.step) if first < self.num_rows else 0
+    def report(self, state: _State) -> RowsDone:
+        """Return the progress, for a callback."""
+        first, last = int(state.first), int(state.schedule.length) + 1
+        step = int(state.particles.step) if first < self.num_rows else 0
         share = step / last if step > 1 else 0
         done = first + share * (min(first + self.size, self.num_rows) - first)
-        return RowsDone(self.num_rows, done, now.found.log_z[:first])
+        return RowsDone(self.num_rows, done, state.results.log_z[:first])
 
-    def _advance(self, now, every):
-        last, first = int(now.plan.length), now.first
+    def _advance(self, state, every):
+        last, first = int(state.schedule.length), state.first
         until = last
         if every is not None:
-            until = min((int(now.particles.step) // every + 1) * every, last)
-        course = self._course(now.plan, first)
-        particles, _ = advanced(course, now.keys, now.particles, until)
-        now = now._replace(particles=particles)
-        return now if until < last else self._next(now, course, int(first))
+            until = min((int(state.particles.step) // every + 1) * every, last)
+        annealing_run = self._annealing_run(state.schedule, first)
+        particles, _ = advance_particles(
+            annealing_run, state.keys, state.particles, until
+        )
+        state = state._replace(particles=particles)
+        return state if until < last else self._next(state, annealing_run, int(first))
 
-    def _next(self, now, course, first):
+    def _next(self, state, annealing_run, first):
         """Store the results of a chunk, and begin the next one if there is one."""
         end = min(first + self.size, self.num_rows)
-        new = _rows_of(course, now.particles, self.num_particles)
+        new = _row_results(annealing_run, state.particles, self.num_particles)
         put = partial(_put, first=first, last=end)
-        now = now._replace(
-            first=jnp.asarray(end), found=jax.tree.map(put, now.found, new)
-        )
+        results = jax.tree.map(put, state.results, new)
+        state = state._replace(first=jnp.asarray(end), results=results)
         if end == self.num_rows:
-            return now
-        keys, particles = self._begin(now.plan, end)
-        return now._replace(keys=keys, particles=particles)
+            return state
+        keys, particles = self._begin(state.schedule, end)
+        return state._replace(keys=keys, particles=particles)
 
-    def _begin(self, plan, first):
-        numbers = self._numbers(first)
-        course = self._course(plan, first)
-        return _begin(course, self.key, numbers, self.num_particles)
+    def _begin(self, schedule, first):
+        """Return the keys and the particles at the start of a chunk."""
+        annealing_run = self._annealing_run(schedule, first)
+        return _begin(annealing_run, self.key, self._rows(first), self.num_particles)
 
-    def _course(self, plan, first):
-        numbers = jnp.repeat(self._numbers(first), self.num_particles)
-        return Course(self._given(numbers), plan)
+    def _annealing_run(self, schedule, first):
+        rows = jnp.repeat(self._rows(first), self.num_particles)
+        return AnnealingRun(self._bridge(rows), schedule)
 
-    def _given(self, numbers):
-        """Return the bridge of particles given rows."""
-        params = (self.params, _taken(self.x, numbers))
+    def _bridge(self, rows):
+        """Return the bridge of particles for the given rows, one row each."""
+        params = (self.params, _take(self.x, rows))
         return dataclasses.replace(self.bridge, params=params)
 
-    def _numbers(self, first):
-        """Return the rows of a chunk, padded with the last one."""
+    def _rows(self, first):
+        """Return the indices of the rows of a chunk, padded with the last row."""
         return jnp.minimum(first + jnp.arange(self.size), self.num_rows - 1)
 
 
-def _put(known: Array, new: Array, *, first: int, last: int) -> Array:
-    return known.at[first:last].set(new[: last - first])
+def _put(results: Array, new: Array, *, first: int, last: int) -> Array:
+    return results.at[first:last].set(new[: last - first])
 
 
 def _row(x: State, number: int) -> State:
     return jax.tree.map(lambda leaf: leaf[number], x)
 
 
-_taken = jax.jit(take)
+_take = jax.jit(take)
 
 
 @partial(jax.jit, static_argnums=3)
-def _begin(course, key, numbers, num_particles):
-    def of_row(number):
-        both = jax.random.split(jax.random.fold_in(key, number))
+def _begin(annealing_run, key, rows, num_particles):
+    def row_keys(row):
+        both = jax.random.split(jax.random.fold_in(key, row))
         return jax.vmap(lambda key: jax.random.split(key, num_particles))(both)
 
-    # By the number of its row, so that chunks change nothing.
-    start_keys, keys = jax.vmap(of_row, out_axes=1)(numbers).reshape(2, -1)
-    return keys, course.start(keys, course.bridge.draw(start_keys))
+    # Keys depend on the index of the row, so that results do not depend on chunks.
+    start_keys, keys = jax.vmap(row_keys, out_axes=1)(rows).reshape(2, -1)
+    return keys, annealing_run.start(keys, annealing_run.bridge.draw(start_keys))
 
 
 @partial(jax.jit, static_argnames="num_particles")
-def _rows_of(course, particles, num_particles):
-    log_weights = (particles.log_weight + particles.lost).reshape(-1, num_particles)
-    none = jnp.arange(num_particles)
+def _row_results(annealing_run, particles, num_particles):
+    log_weights = particles.log_weight + particles.compensation
+    own = jnp.arange(num_particles)
     log_z, stderr, ess = jax.vmap(estimate, (0, None, None))(
-        log_weights, none, jnp.zeros((), int)
+        log_weights.reshape(-1, num_particles), own, jnp.zeros((), int)
     )
-    return _Rows(course.bridge.base.log_z + log_z, stderr, ess)
+    return _RowResults(annealing_run.bridge.base.log_z + log_z, stderr, ess)

@@ -1,19 +1,25 @@
-"""Particles on their way from a base to a target, or back.
+"""Particles of annealed importance sampling: moves, log weights and resampling.
 
-At b_k a particle is moved, and then weighed by E_(b_k)(x) - E_(b_k+1)(x). Logarithms of
-weights are sums of many small numbers, kept with what rounding loses of them.
+At b_k each particle takes a step of the sampler, and then its log weight grows by
+
+    E_(b_k)(x) - E_(b_k+1)(x).
+
+Log weights are sums of many small numbers, so they are summed with compensation for
+rounding errors.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 
 from probjax import random
+from probjax.annealing.adaptation import NUM_KNOTS, Adaptation, KnotStatistics, Tuning
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.pilot import NUM_KNOTS, Adaptation, Found, Tuning
 from probjax.annealing.schedule import Schedule
+from probjax.bases.checks import check_states
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
@@ -22,138 +28,157 @@ NUM_BINS = 50
 
 
 class Particles(NamedTuple):
-    """Where a run is."""
+    """Particles of a run, with all that is needed to continue the run."""
 
     state: Any
-    """The sampler's states."""
+    """State of the sampler for each particle."""
     log_weight: Float[Array, " particle"]
-    """Since they were last resampled."""
-    lost: Float[Array, " particle"]
-    """What rounding has kept out of it."""
-    eve: Array
-    """Which start each has come of."""
-    settled: Scalar
-    """The logarithm of the mean weights that resampling has set to 1."""
+    """Log weight of each particle, since the last resampling."""
+    compensation: Float[Array, " particle"]
+    """Rounding error of `log_weight`, to be added to it."""
+    ancestor: Array
+    """Index of each particle's ancestor among the particles at the start."""
+    log_normaliser: Scalar
+    """Sum of the log mean weights at all resampling steps."""
     num_resampled: Array
-    """How often it has."""
+    """Number of times that the particles were resampled."""
     accept: Float[Array, " bin"]
-    """Acceptances, summed."""
+    """Sum of the mean acceptances in each of equal parts of the run."""
     step: Array
-    """The number of the distribution that they are to be moved at next."""
+    """Index of the distribution at which the particles are moved next."""
     tuning: Tuning | None = None
-    """Settings of the sampler that a pilot adapts; None if the run has no pilot."""
+    """Settings of the sampler that a pilot run adapts; None if the run has no pilot."""
 
 
 @recipe
-class Course:
-    """All of a run except its particles."""
+class AnnealingRun:
+    """All parts of an annealing run except its particles.
+
+    Args:
+        adaptation: rule by which a pilot run adapts the sampler; None to take its
+            settings from the schedule.
+        resample_below: share of effective particles below which the particles are
+            resampled; None to never resample.
+        backwards: whether the particles move from the target to the base.
+    """
 
     bridge: Bridge
-    plan: Schedule
+    schedule: Schedule
     adaptation: Adaptation | None = None
-    """How a pilot adapts the sampler; None if the run has no pilot."""
     resample_below: float | None = None
     backwards: Any = False
 
-    def beta(self, number: Array | int, kind: Any) -> Scalar:
+    def beta(self, number: Array | int, dtype: Any) -> Scalar:
         """Compute beta of the distribution that is visited as `number`.
 
-        Numbers below 0 are those of a pilot's first steps, which stay at the base.
+        Negative numbers are the first steps of a pilot run, which stay at the base.
         """
         number = jnp.maximum(number, 0)
-        length = self.plan.length
-        return self.plan.beta(jnp.where(self.backwards, length - number, number), kind)
+        number = jnp.where(self.backwards, self.schedule.length - number, number)
+        return self.schedule.beta(number, dtype)
 
     def start(self, keys: PRNGKeyArray, x: State) -> Particles:
-        """Create particles that have been weighed once and not moved."""
-        kind = float_dtype(x)
-        here, there = self.beta(0, kind), self.beta(1, kind)
-        tuning = None if self.adaptation is None else self.adaptation.start(x)
+        """Create particles that have their first log weight and were not moved yet."""
+        dtype = float_dtype(x)
+        here, there = self.beta(0, dtype), self.beta(1, dtype)
+        tuning = None
+        if self.adaptation is not None:
+            tuning = self.adaptation.start(self.bridge.sampler, x)
         sampler = self._sampler(tuning, here)
         state = self.bridge.start(keys, x, sampler, here)
         log_weight = self.bridge.increments(state, sampler, here, there)
         offsets = jnp.where(self.backwards, 0, self.bridge.offsets(x))
-        log_weight = _no_nan((log_weight + offsets).astype(kind))
+        log_weight = _nan_to_zero_weight((log_weight + offsets).astype(dtype))
         return Particles(
             state,
             log_weight,
-            lost=jnp.zeros_like(log_weight),
-            eve=jnp.arange(len(keys)),
-            settled=jnp.zeros((), kind),
+            compensation=jnp.zeros_like(log_weight),
+            ancestor=jnp.arange(len(keys)),
+            log_normaliser=jnp.zeros((), dtype),
             num_resampled=jnp.zeros((), int),
-            accept=jnp.zeros(NUM_BINS, kind),
+            accept=jnp.zeros(NUM_BINS, dtype),
             step=jnp.ones((), int),
             tuning=tuning,
         )
 
-    def run(
+    def advance(
         self, keys: PRNGKeyArray, particles: Particles, last: Array | int
-    ) -> tuple[Particles, Found | None]:
-        """Move and weigh particles until all before number `last` is done.
+    ) -> tuple[Particles, KnotStatistics | None]:
+        """Move and weight particles at all distributions before number `last`.
 
         Returns:
-            The particles, and what a pilot saw at its knots.
+            The particles, and the statistics at all knots of a pilot run.
         """
-        adaptation = self.adaptation
+        adaptation, sampler = self.adaptation, self.bridge.sampler
         if adaptation is None:
-            return self._steps(keys, particles, last), None
-        kind = particles.log_weight.dtype
+            return self._advance(keys, particles, last), None
+        dtype = particles.log_weight.dtype
         size = -(-jnp.asarray(last) // NUM_KNOTS)
 
-        def knot(particles, number):
-            tuning = adaptation.begun(particles.tuning, particles.state.x)
+        def interval(particles, number):
+            tuning = adaptation.begin_interval(
+                sampler, particles.tuning, particles.state.x
+            )
             end = jnp.minimum(number * size, last)
-            particles = self._steps(keys, particles._replace(tuning=tuning), end)
-            middle = self.beta((number - 1) * size + size // 2, kind)
-            found = adaptation.found(particles.tuning, middle, size)
-            return particles, found
+            particles = self._advance(keys, particles._replace(tuning=tuning), end)
+            middle = self.beta((number - 1) * size + size // 2, dtype)
+            return particles, adaptation.statistics(particles.tuning, middle, size)
 
-        particles, found = jax.lax.scan(knot, particles, jnp.arange(NUM_KNOTS + 1))
-        # What was seen before the first knot is of a sampler that was not adapted yet.
-        return particles, jax.tree.map(lambda leaf: leaf[1:], found)
+        particles, statistics = jax.lax.scan(
+            interval, particles, jnp.arange(NUM_KNOTS + 1)
+        )
+        # Interval 0 is the warm-up, in which the sampler has not adapted yet.
+        return particles, jax.tree.map(lambda leaf: leaf[1:], statistics)
 
-    def _steps(self, keys, particles, last):
-        kind = particles.log_weight.dtype
-        num_moves = jnp.maximum(self.plan.length - 1, 1)
+    def _advance(self, keys, particles, last):
+        dtype = particles.log_weight.dtype
+        num_moves = jnp.maximum(self.schedule.length - 1, 1)
 
         def step(k, particles):
-            here, there = self.beta(k, kind), self.beta(k + 1, kind)
-            sampler = self._sampler(particles.tuning, here)
-            state, info, increment = self.bridge.step(
+            here, there = self.beta(k, dtype), self.beta(k + 1, dtype)
+            sampler, tuning = self._sampler(particles.tuning, here), particles.tuning
+            state, info, increments = self.bridge.step(
                 keys, k, particles.state, sampler, here, there
             )
-            log_weight, lost = _add(particles.log_weight, particles.lost, increment)
-            place = (k - 1) * NUM_BINS // num_moves
-            tuning = particles.tuning
+            log_weight, compensation = _compensated_sum(
+                particles.log_weight, particles.compensation, increments
+            )
+            bin_number = (k - 1) * NUM_BINS // num_moves
+            accept = info.accept.mean().astype(dtype)
             if self.adaptation is not None:
-                tuning = self.adaptation.adapted(tuning, info, increment, here, there)
+                tuning = self.adaptation.update(
+                    self.bridge.sampler, tuning, info, increments, here, there
+                )
             particles = particles._replace(
                 state=state,
                 log_weight=log_weight,
-                lost=lost,
-                accept=particles.accept.at[place].add(info.accept.mean().astype(kind)),
+                compensation=compensation,
+                accept=particles.accept.at[bin_number].add(accept),
                 step=k + 1,
                 tuning=tuning,
             )
             if self.resample_below is None:
                 return particles
-            return self._resampled(random.fold_in(keys[0], 2**31 - 1 - k), particles)
+            key = random.fold_in(keys[0], 2**31 - 1 - k)
+            return self._resample_if_few(key, particles)
 
         return jax.lax.fori_loop(particles.step, last, step, particles)
 
     def _sampler(self, tuning, beta):
+        sampler = self.bridge.sampler
         if self.adaptation is None:
-            return self.plan.sampler(self.bridge.sampler, beta)
-        return self.adaptation.current(tuning, self.plan, beta)
+            return self.schedule.sampler(sampler, beta)
+        return self.adaptation.sampler(sampler, tuning, self.schedule, beta)
 
-    def _resampled(self, key, particles):
+    def _resample_if_few(self, key, particles):
         count = len(particles.log_weight)
-        log_weight = particles.log_weight + particles.lost
+        log_weight = particles.log_weight + particles.compensation
         total = logsumexp(log_weight)
         weights = jnp.exp(log_weight - total)
 
         def resample():
-            # Each drawn by itself: the error of more even ways is not known.
+            # Multinomial: for schemes of lower variance, such as systematic resampling,
+            # no estimate of the standard error is known.
             levels = random.uniform(key, (count,), weights.dtype)
             ends = jnp.cumsum(weights)
             chosen = jnp.searchsorted(ends, levels * ends[-1], side="right")
@@ -161,9 +186,9 @@ class Course:
             return particles._replace(
                 state=jax.tree.map(lambda leaf: leaf[chosen], particles.state),
                 log_weight=jnp.zeros_like(log_weight),
-                lost=jnp.zeros_like(log_weight),
-                eve=particles.eve[chosen],
-                settled=particles.settled + total - jnp.log(count),
+                compensation=jnp.zeros_like(log_weight),
+                ancestor=particles.ancestor[chosen],
+                log_normaliser=particles.log_normaliser + total - jnp.log(count),
                 num_resampled=particles.num_resampled + 1,
             )
 
@@ -171,15 +196,51 @@ class Course:
         return jax.lax.cond(few & jnp.isfinite(total), resample, lambda: particles)
 
 
-def _no_nan(fall):
-    # Infinite energies on both sides are no place for a particle: it weighs nothing.
-    return jnp.where(jnp.isnan(fall), -jnp.inf, fall)
+def draw_particles(bridge: Bridge, keys: PRNGKeyArray) -> State:
+    """Draw states from the base; raise if the sampler cannot move them."""
+    return check_states(bridge.sampler, _draw(bridge, keys))
 
 
-def _add(total, lost, change):
-    """A sum of many, with what rounding loses of it kept apart (Kahan, Neumaier)."""
-    change = _no_nan(change)
-    new = total + change
-    larger = jnp.abs(total) >= jnp.abs(change)
-    slip = jnp.where(larger, (total - new) + change, (change - new) + total)
-    return new, lost + jnp.where(jnp.isfinite(new), slip, 0)
+@jax.jit
+def _draw(bridge, keys):
+    return bridge.draw(keys)
+
+
+@jax.jit
+def start_particles(
+    annealing_run: AnnealingRun, keys: PRNGKeyArray, x: State
+) -> Particles:
+    """Create particles at `x` that were not moved yet."""
+    return annealing_run.start(keys, x)
+
+
+def advance_particles(
+    annealing_run: AnnealingRun, keys: PRNGKeyArray, particles: Particles, last: Any
+) -> tuple[Particles, KnotStatistics | None]:
+    """Move particles up to distribution `last`.
+
+    Returns:
+        The particles, and the statistics at all knots of a pilot run.
+    """
+    last = np.asarray(last, particles.step.dtype)
+    return _advance(annealing_run, keys, particles, last)
+
+
+@jax.jit
+def _advance(annealing_run, keys, particles, last):
+    return annealing_run.advance(keys, particles, last)
+
+
+def _nan_to_zero_weight(log_weight_increment):
+    # NaN means that both energies are infinite: the particle gets a weight of 0.
+    is_nan = jnp.isnan(log_weight_increment)
+    return jnp.where(is_nan, -jnp.inf, log_weight_increment)
+
+
+def _compensated_sum(total, compensation, increment):
+    """Add with compensation for the rounding error (Kahan and Neumaier)."""
+    increment = _nan_to_zero_weight(increment)
+    new = total + increment
+    larger = jnp.abs(total) >= jnp.abs(increment)
+    error = jnp.where(larger, (total - new) + increment, (increment - new) + total)
+    return new, compensation + jnp.where(jnp.isfinite(new), error, 0)

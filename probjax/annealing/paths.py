@@ -1,15 +1,12 @@
-"""Ways from a distribution that is known to one that is not, and schedules along them.
+"""Paths of distributions from a base, at b = 0, to a target, at b = 1.
 
-Geometric:  E_b = (1 - b) E_0 + b E_1,              b from 0 to 1;
+Geometric:  E_b = (1 - b) E_0 + b E_1;
 Straight:   E_b = E(theta_b, x),  theta_b = theta_0 + b (theta_1 - theta_0).
 
-The first asks of a sampler only what it knows of the two energies at its state, so what
-it keeps of them holds all the way. The second moves the parameters, as is done for RBMs
-from one without couplings, whose units then can be drawn layer by layer all along.
-
-A schedule is the numbers b themselves. Equal steps suit targets with light tails. Where
-a tail of the target is heavier than the base's, states reach it only as b comes near 1,
-and steps have to shrink with 1 - b.
+On the geometric path E_b depends on the state only through the two energies, so the
+energies and gradients that a sampler caches remain valid for every b. The straight path
+changes the parameters. It suits RBMs, starting from one without couplings: every model
+on the path is an RBM, so block Gibbs sampling applies to all of them.
 
 Reference: thesis, "Annealed Importance Sampling"; Salakhutdinov and Murray, ICML 2008.
 """
@@ -19,30 +16,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from probjax.checks import check_count, is_concrete
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
-from probjax.trees import as_array
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Base,
-    Energy,
-    Float,
-    Params,
-    Sampler,
-    Scalar,
-    State,
-)
-
-NEAREST = 1e-6
+from probjax.types import Base, Energy, Params, Sampler, Scalar, State
 
 
 @recipe
 class Ends:
-    """Both ends of a path: a base and a target.
+    """Ends of a path: a base, and a target given by its energy and parameters.
 
     >>> from probjax import Gaussian
     >>> def energy(scale, x):
@@ -59,7 +41,7 @@ class Ends:
 
 
 class Path(ABC):
-    """A family of models from a base, at 0, to a target, at 1.
+    """A family of models from a base, at beta = 0, to a target, at beta = 1.
 
     >>> @recipe
     ... class Quadratic(Path):  # the target's share grows with the square of beta
@@ -68,8 +50,8 @@ class Path(ABC):
     >>> from probjax import Bernoulli, HeatBath, ais, ising
     >>> args = jax.random.key(0), ising.energy, ising.from_matrix([[1.0]]), Bernoulli(1)
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20, pilot=None)
-    >>> found = ais(*args, path=Quadratic(), **options)
-    >>> bool(abs(found.log_z - jnp.log(1 + jnp.exp(-1))) < 0.2)
+    >>> annealed = ais(*args, path=Quadratic(), **options)
+    >>> bool(abs(annealed.log_z - jnp.log(1 + jnp.exp(-1))) < 0.2)
     True
     """
 
@@ -79,11 +61,11 @@ class Path(ABC):
 
     @property
     def keeps_terms(self) -> bool:
-        """Whether what a sampler caches of its state holds at every `beta`."""
+        """Whether the terms that a sampler caches for a state are valid at any beta."""
         return False
 
     def offset(self, ends: Ends, x: State) -> Scalar:
-        """Compute base.energy(x) - E_0(x); 0 if the path begins at the base."""
+        """Compute base.energy(x) - E_0(x): 0 if the path starts at the base."""
         return ends.base.energy(x) - self.potential(ends, jnp.zeros(()))(x)
 
     def increment(
@@ -96,7 +78,7 @@ class Path(ABC):
 
 @recipe
 class Geometric(Path):
-    """Both energies weighted, one rising as the other falls.
+    """A weighted sum of both energies, (1 - beta) E_0 + beta E_1.
 
     >>> from probjax import Gaussian
     >>> def energy(scale, x):
@@ -124,20 +106,21 @@ class Geometric(Path):
         terms = sampler.cached_terms(state)
         if terms is None:
             terms = self.potential(ends, here).terms(state.x)
-        # Weights as the models have them, rounding and all, so that none is lost.
+        # The difference of the models' rounded weights, so that the changes add up to
+        # exactly 1 over a run.
         change = _weights(here) - _weights(there)
         return change[0] * terms[0] + change[1] * terms[1]
 
 
 @recipe
 class Straight(Path):
-    """One energy whose parameters move in a straight line.
+    """One energy, whose parameters move in a straight line.
 
-    The base should be the normalised exp(-energy(start, x)). The weights correct for
-    another base, at a price.
+    The base should be the distribution proportional to exp(-energy(start, x)). For any
+    other base the weights include a correction, which increases their variance.
 
     Args:
-        start: the parameters where the line begins.
+        start: parameters at the start of the line, of the same form as `params`.
 
     >>> from probjax import Bernoulli, ising
     >>> start, end = (ising.from_matrix(J * jnp.ones((2, 2))) for J in (0.0, 4.0))
@@ -152,7 +135,8 @@ class Straight(Path):
     def potential(self, ends: Ends, beta: Scalar) -> Potential:
         if jax.tree.structure(self.start) != jax.tree.structure(ends.params):
             raise ValueError(
-                "start must be params of the model's own form, got "
+                "start must have the form of params, "
+                f"{jax.tree.structure(ends.params)}, got "
                 f"{jax.tree.structure(self.start)}"
             )
 
@@ -163,82 +147,6 @@ class Straight(Path):
 
     def offset(self, ends: Ends, x: State) -> Scalar:
         return ends.base.energy(x) - ends.energy(self.start, x)
-
-
-def linear(num_steps: int) -> Float[Array, " beta"]:
-    """Equal steps.
-
-    >>> linear(4).tolist()
-    [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-    check_count("num_steps", num_steps)
-    return as_array(np.linspace(0, 1, num_steps + 1))
-
-
-def sigmoid(num_steps: int, *, slope: float = 4.0) -> Float[Array, " beta"]:
-    """Short steps at both ends: 1 / (1 + exp(-slope t)) for t from -1 to 1, rescaled.
-
-    >>> [round(float(beta), 2) for beta in sigmoid(4)]
-    [0.0, 0.1, 0.5, 0.9, 1.0]
-    """
-    check_count("num_steps", num_steps)
-    raw = np.tanh(slope / 2 * np.linspace(-1, 1, num_steps + 1))
-    return as_array((raw / raw[-1] + 1) / 2)
-
-
-def towards_one(num_steps: int) -> Float[Array, " beta"]:
-    """Half of the steps equal, half of them shrinking with 1 - b, down to 1e-6.
-
-    For targets with heavier tails than their base.
-
-    >>> [round(float(beta), 3) for beta in towards_one(4)]
-    [0.0, 0.5, 0.999, 1.0, 1.0]
-    """
-    check_count("num_steps", num_steps)
-    return as_array(spaced_towards_one(num_steps))
-
-
-def spaced_towards_one(num_steps: int) -> np.ndarray:
-    """Return the numbers of `towards_one`, computed by NumPy."""
-    log_spaced = 1 - np.geomspace(1, NEAREST, num_steps - num_steps // 2 + 1)
-    equal = np.linspace(0, 1, num_steps // 2 + 1)[1:]
-    betas = np.sort(np.concatenate([log_spaced, equal]))
-    betas[-1] = 1
-    return betas
-
-
-def check_schedule(betas: ArrayLike | None, num_steps: int) -> Array | None:
-    """Return `betas` as an array; raise if they are not a schedule of that length."""
-    if betas is None:
-        return None
-    betas = check_betas(betas)
-    if len(betas) != num_steps + 1:
-        raise ValueError(
-            f"betas must be num_steps + 1 = {num_steps + 1} numbers, got {len(betas)}"
-        )
-    return betas
-
-
-def check_betas(betas: ArrayLike) -> Float[Array, " beta"]:
-    """`betas` as an array, unless they do not rise from 0 to 1."""
-    betas = as_array(betas, jnp.result_type(float))
-    if betas.ndim != 1 or len(betas) < 2:
-        raise ValueError(f"betas must be two numbers or more, got shape {betas.shape}")
-    if not is_concrete(betas):
-        return betas
-    for place, end in ((0, 0), (-1, 1)):
-        if betas[place] != end:
-            raise ValueError(
-                f"betas must rise from 0 to 1, got betas[{place}]={betas[place]}"
-            )
-    falls = np.flatnonzero(~(np.diff(np.asarray(betas)) >= 0))
-    if len(falls):
-        k = int(falls[0])
-        raise ValueError(
-            f"betas must rise from 0 to 1, got betas[{k}]={betas[k]} before "
-            f"betas[{k + 1}]={betas[k + 1]}"
-        )
-    return betas
 
 
 def _weights(beta):

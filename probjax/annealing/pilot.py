@@ -1,46 +1,74 @@
-"""How a pilot run adapts a sampler on its way from base to target.
+"""Pilot runs, which choose the schedule of a run and adapt its sampler.
 
-The step size follows the particles' mean acceptance, with the metric of their spread a
-little earlier, and the spread of E_0 - E_1 is noted: what was seen, knot by knot, is
-what a `Schedule` is made of. See `probjax.annealing.planning`.
+A short run from base to target adapts the sampler and measures the standard deviation
+s(b) of E_0 - E_1 over the particles at b. Steps of
+
+    db ~ 1 / s(b)
+
+give the increments of all distributions the same variance, so that the conditional
+effective sample size is the same everywhere along the path. Half of the steps are
+placed as in the pilot run itself, so that no gap is left where s(b) was underestimated:
+particles reach the tails of a target late or not at all.
+
+The estimate uses the schedule only and no particle of the pilot run: the weights of a
+run that adapts its sampler are biased.
+
+Reference: thesis, "Hamiltonian Annealed Importance Sampling", for a fixed step size;
+Zhou, Johansen and Aston, J. Comput. Graph. Stat. 25, 701 (2016), for schedules.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+import numpy as np
 
-from probjax.annealing.schedule import Schedule
+from probjax import random
+from probjax.annealing.adaptation import NUM_KNOTS, Adaptation
+from probjax.annealing.bridge import Bridge
+from probjax.annealing.particles import (
+    AnnealingRun,
+    advance_particles,
+    draw_particles,
+    start_particles,
+)
+from probjax.annealing.schedule import Schedule, spaced_towards_one
+from probjax.checks import is_concrete, is_eager, namespace
+from probjax.devices import on_host
 from probjax.recipe import recipe, static
-from probjax.samplers.adaptation import check_acceptance, nearer
-from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
-from probjax.trees import float_dtype
-from probjax.types import Array, Float, Info, Sampler, Scalar, State
+from probjax.samplers.adaptation import check_acceptance
+from probjax.samplers.tuning import MATRIX, Spread
+from probjax.trees import as_array
+from probjax.types import Array, PRNGKeyArray
 
-NUM_KNOTS = 40
+MIN_STEPS, MAX_STEPS = 400, 4000
+MIN_PARTICLES = 100
+NUM_WARMUP = 50
+NUM_CELLS = 4000
+PILOT_SHARE = 0.5
 
 
 @recipe
 class Pilot:
-    """How a plan is found.
+    """Settings of a pilot run.
 
     Args:
-        spread: `MATRIX` or `LENGTHS`, what metric a sampler that has one is given; None
-            to leave it as it is. A matrix costs as much as the energy of a product of
-            experts; lengths are for states of many hundred coordinates. Within bounds
-            only lengths can be used, and are.
+        spread: `MATRIX` or `LENGTHS`, the form of the metric for a sampler that has
+            one; None to keep the sampler's own metric. Multiplying by a matrix costs as
+            much as the energy of a product of experts; use lengths for states of many
+            hundred coordinates. A sampler with bounds always uses lengths.
         target: mean acceptance to which step sizes are adapted; None for the sampler's
             `target_acceptance`.
-        share: how much longer a run gets by its pilot, which takes 450 to 4,050 steps.
+        share: length of the pilot run as a fraction of the run's `num_steps`. The pilot
+            run takes at least 450 and at most 4,050 steps.
 
     >>> from probjax import Bernoulli, HeatBath, ais, ising
     >>> params = ising.from_matrix([[-1.0, 1.0], [1.0, -1.0]])
     >>> args = jax.random.key(0), ising.energy, params, Bernoulli(2)
     >>> options = dict(sampler=HeatBath(), num_particles=100, num_steps=20)
-    >>> found = ais(*args, pilot=Pilot(share=0.2), **options)
-    >>> bool((jnp.diff(found.plan.betas) > 0).all())
+    >>> annealed = ais(*args, pilot=Pilot(share=0.2), **options)
+    >>> bool((jnp.diff(annealed.schedule.betas) > 0).all())
     True
     """
 
@@ -51,145 +79,104 @@ class Pilot:
     def __post_init__(self):
         check_acceptance(self.target)
 
-
-class Found(NamedTuple):
-    """What a pilot saw, knot by knot."""
-
-    beta: Array
-    """Where the knots are."""
-    scatter: Array
-    """The spread of E_0 - E_1 over the particles there."""
-    log_step: Array | None
-    """The logarithm of the step size; None for a sampler that has none."""
-    metric: Array | None
-    """The metric; None for the sampler's own."""
+    def adaptation(self, *, active: bool, num_groups: int = 1) -> Adaptation:
+        """Return the rule by which the sampler is adapted, if it is `active`."""
+        return Adaptation(self.spread, self.target, num_groups, active)
 
 
-class Tuning(NamedTuple):
-    """A sampler's settings while a pilot run adapts them."""
+def make_schedule(
+    key: PRNGKeyArray,
+    bridge: Bridge,
+    *,
+    pilot: Pilot | None,
+    num_steps: int,
+    betas: Array | None,
+    num_particles: int,
+    num_groups: int = 1,
+) -> Schedule:
+    """Return a schedule of `num_steps` distributions, from a pilot run if there is one.
 
-    log_step: Scalar | None
-    """Logarithm of the step size; None if it is not adapted."""
-    metric: Array | None
-    """Metric since the last knot; None for the sampler's own."""
-    total_log_step: Any
-    """Sum of `log_step` over the steps since the last knot."""
-    scatter: Float[Array, " 2"]
-    """Sum of the spreads of E_0 - E_1 since then, and the number of its terms."""
-
-
-@recipe
-class Adaptation:
-    """How the settings of a sampler follow its particles.
-
-    A pilot run and the run after it are one compiled program, in which nothing is
-    adapted unless it is `active`.
+    Args:
+        pilot: settings of the pilot run; None for equal steps and the sampler as it is.
+        betas: schedule to keep; the pilot run then adapts the sampler only. None to
+            choose it by the pilot run.
+        num_particles: number of particles of the pilot run.
+        num_groups: number of groups of particles, of equal size and in order, if their
+            params differ. Deviations are computed within groups.
     """
-
-    pilot: Pilot
-    sampler: Sampler
-    num_groups: int = static()
-    active: Any
-
-    @property
-    def spread(self) -> Spread | None:
-        """Spread from which the metric is made; None if there is no metric."""
-        forms, spread = self.sampler.metrics, self.pilot.spread
-        if spread is None or not forms:
-            return None
-        return spread if spread.form in forms else LENGTHS
-
-    @property
-    def target(self) -> Any:
-        """Acceptance to which the step size is adapted; None to adapt nothing."""
-        own = self.sampler.target_acceptance
-        return own if own is None or self.pilot.target is None else self.pilot.target
-
-    def start(self, x: State) -> Tuning:
-        """Return the first settings, for particles at `x`."""
-        kind = float_dtype(x)
-        scatter = jnp.zeros(2, kind)
-        if self.target is None:
-            return Tuning(None, None, None, scatter)
-        log_step = jnp.log(jnp.asarray(self.sampler.step_size, kind))
-        metric = None
-        if self.spread is not None:
-            shape = jax.eval_shape(self._metric, x)
-            metric = jnp.zeros(shape.shape, shape.dtype)
-        return Tuning(log_step, metric, jnp.zeros((), kind), scatter)
-
-    def begun(self, tuning: Tuning, x: State) -> Tuning:
-        """Return the settings at the beginning of a knot, for particles at `x`."""
-        sums = (tuning.total_log_step, tuning.scatter)
-        total, scatter = jax.tree.map(jnp.zeros_like, sums)
-        metric = tuning.metric
-        if metric is not None:
-            metric = jax.lax.cond(self.active, lambda: self._metric(x), lambda: metric)
-        return Tuning(tuning.log_step, metric, total, scatter)
-
-    def current(self, tuning: Tuning, plan: Schedule, beta: Scalar) -> Sampler:
-        """Return the sampler as it is now, or as planned if nothing is adapted."""
-        if tuning.log_step is None:
-            return self.sampler
-        planned, now = plan.settings(beta), (tuning.log_step, tuning.metric)
-        log_step, metric = jax.tree.map(partial(jnp.where, self.active), now, planned)
-        return self.sampler.adapted(jnp.exp(log_step), metric)
-
-    def adapted(
-        self, tuning: Tuning, info: Info, increment: Array, here: Scalar, there: Scalar
-    ) -> Tuning:
-        """Return the settings after a step of all particles from `here` to `there`."""
-        # Without the metric, which would be copied in every step.
-        before = tuning._replace(metric=None)
-
-        def adapt():
-            away = _centred(increment / (there - here), self.num_groups)
-            away = jnp.sqrt(jnp.mean(jnp.where(jnp.isfinite(away), away, 0) ** 2))
-            # Steps that rounding has left without a width carry no information.
-            seen = jnp.where(there > here, jnp.stack([away, jnp.ones_like(away)]), 0)
-            scatter = before.scatter + seen.astype(here.dtype)
-            if before.log_step is None:
-                return before._replace(scatter=scatter)
-            log_step = nearer(before.log_step, info.acceptance.mean(), self.target)
-            return Tuning(log_step, None, before.total_log_step + log_step, scatter)
-
-        after = jax.lax.cond(self.active, adapt, lambda: before)
-        return after._replace(metric=tuning.metric)
-
-    def found(self, tuning: Tuning, beta: Scalar, num_steps: Array) -> Found:
-        """Return what was seen in a knot of `num_steps` steps about `beta`."""
-        total = tuning.total_log_step
-        return Found(
-            beta=beta,
-            scatter=tuning.scatter[0] / jnp.maximum(tuning.scatter[1], 1),
-            log_step=None if total is None else total / num_steps.astype(total.dtype),
-            metric=tuning.metric,
-        )
-
-    def _metric(self, x):
-        return _metric(self.spread, x, self.num_groups)
+    schedule = _schedule(
+        key, bridge, pilot, num_steps, betas, num_particles, num_groups
+    )
+    return jax.tree.map(as_array, schedule) if is_eager(schedule) else schedule
 
 
-def _centred(rows, num_groups):
-    """What each is from the median of its group."""
-    groups = rows.reshape(num_groups, -1, *rows.shape[1:])
-    return (groups - jnp.median(groups, 1, keepdims=True)).reshape(rows.shape)
+def _schedule(key, bridge, pilot, num_steps, betas, num_particles, num_groups):
+    is_adapted = bridge.sampler.target_acceptance is not None
+    # A NumPy array, whose value can be read while code is traced.
+    length = np.asarray(num_steps, np.int32)
+    if pilot is None or num_steps == 1 or (betas is not None and not is_adapted):
+        equal = np.array([0.0, 1.0], jnp.result_type(float))
+        return Schedule(equal, num_steps=length) if betas is None else Schedule(betas)
+    adaptation = pilot.adaptation(active=True, num_groups=num_groups)
+    pilot_steps = int(np.clip(int(pilot.share * num_steps), MIN_STEPS, MAX_STEPS))
+    statistics = _pilot_run(key, bridge, adaptation, pilot_steps, num_particles)
+    schedule = _from_statistics(statistics)
+    if betas is not None:
+        return schedule._replace(table=betas)
+    return schedule._replace(num_steps=length)
 
 
-def _metric(spread: Any, x: State, num_groups: int) -> Array:
-    """Of particles that may have heavy tails: far ones count as if they were nearer."""
-    rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
-    count, size = rows.shape
-    away = _centred(rows, num_groups)
-    # Of normal coordinates 1.4826 times this is the standard deviation.
-    lengths = 1.4826 * jnp.median(jnp.abs(away), 0)
-    lengths = jnp.where(lengths > 0, lengths, jnp.maximum(away.std(0), 1e-30))
-    scaled = away / lengths[None]
-    radius = jnp.linalg.norm(scaled, axis=1, keepdims=True) / jnp.sqrt(size)
-    scaled = scaled / jnp.maximum(radius / 2, 1)
-    square = jax.vmap(spread.square)(scaled).mean(0)
-    unit = spread.unit(size).astype(square.dtype)
-    weight = count / (count + size + 5)
-    shrunk = weight * square + (1 - weight) * unit
-    inner = spread.metric(shrunk)
-    return lengths[:, None] * inner if inner.ndim == 2 else lengths * inner
+def _pilot_run(key, bridge, adaptation, num_steps, num_particles):
+    """Return the statistics, at all knots, of a pilot run of at least `num_steps`."""
+    start_keys, keys = (
+        random.keys_of(part, num_particles) for part in random.parts_of(key, 2)
+    )
+    x = draw_particles(bridge, start_keys)
+    last = np.asarray(-(-num_steps // NUM_KNOTS) * NUM_KNOTS, np.int32)
+    tuning = jax.eval_shape(partial(adaptation.start, bridge.sampler), x)
+    schedule = _placeholder(tuning)._replace(num_steps=last)
+    annealing_run = AnnealingRun(bridge, schedule, adaptation)
+    particles = start_particles(annealing_run, keys, x)
+    # The first steps stay at the base until the step size has adapted to it.
+    particles = particles._replace(step=np.asarray(-NUM_WARMUP, particles.step.dtype))
+    return advance_particles(annealing_run, keys, particles, last)[1]
+
+
+def _placeholder(tuning):
+    """Return the schedule of a pilot run, with the shapes of the one that it makes."""
+    dtype = tuning.total_deviation.dtype
+    table = spaced_towards_one(NUM_CELLS).astype(dtype)
+    if tuning.log_step is None:
+        return Schedule(table)
+
+    def zeros(leaf):
+        return np.zeros((NUM_KNOTS, *leaf.shape), leaf.dtype)
+
+    settings = jax.tree.map(zeros, (tuning.log_step, tuning.metric))
+    return Schedule(table, np.linspace(0, 1, NUM_KNOTS, dtype=dtype), *settings)
+
+
+def _from_statistics(statistics: Any) -> Schedule:
+    """Return the schedule, without its length, that suits a pilot run's statistics."""
+    settings = (None, None, None)
+    if statistics.log_step is not None:
+        settings = (statistics.beta, statistics.log_step, statistics.metric)
+    if is_concrete(statistics):
+        # NumPy, which compiles nothing.
+        statistics = jax.tree.map(on_host, statistics._replace(metric=None))
+    return Schedule(_table(statistics), *settings)
+
+
+def _table(statistics):
+    """Return the values of beta: half of the steps as 1 / deviation, half as before."""
+    xp, dtype = namespace(statistics.beta), statistics.beta.dtype
+    fine = spaced_towards_one(NUM_CELLS // 2).astype(dtype)
+    deviation = xp.interp(fine, statistics.beta, statistics.deviation)
+    middles = (deviation[1:] + deviation[:-1]) / 2
+    length = xp.concatenate([np.zeros(1), xp.cumsum(middles * np.diff(fine))])
+    pilot = np.linspace(0, 1, len(fine))
+    share = xp.where(length[-1] > 0, 1 - PILOT_SHARE, 0)
+    height = share * length / xp.maximum(length[-1], 1e-30) + (1 - share) * pilot
+    inner = np.linspace(0, 1, NUM_CELLS + 1)[1:-1]
+    inner = xp.interp(inner, height, fine)
+    return xp.concatenate([np.zeros(1), inner, np.ones(1)]).astype(dtype)

@@ -17,7 +17,7 @@ import numpy as np
 
 from probjax import exact
 from probjax.annealing import Annealed, Bracket, ais, sandwich
-from probjax.annealing.bounds import FEW
+from probjax.annealing.bounds import MIN_EFFECTIVE
 from probjax.apps.couplings import Couplings
 from probjax.apps.families import FAMILIES, Independent, StateSpace
 from probjax.bases import fit_bernoulli, fit_categorical
@@ -293,7 +293,7 @@ def _describe_bracket(bracket: Bracket) -> str:
 
 
 def _has_enough_particles(annealed: Annealed) -> bool:
-    return bool(annealed.ess >= FEW)
+    return bool(annealed.ess >= MIN_EFFECTIVE)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -98,7 +98,7 @@ def _(record: Draws, before: int) -> _Reading:
 @_reading.register
 def _(record: Annealed, before: int) -> _Reading:
     note = f"ESS {float(record.ess):.3g} of {len(record.log_weights)}"
-    last = int(record.plan.length)
+    last = int(record.schedule.length)
     return _Reading(int(record.particles.step), note, last, "step")
 
 

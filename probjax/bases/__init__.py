@@ -1,4 +1,4 @@
-"""Distributions with a known normaliser: starts of annealing, priors and noise."""
+"""Normalised distributions: bases of annealing, priors and noise."""
 
 from probjax.bases.continuous import Exponential, Gaussian, Laplace, Product, StudentT
 from probjax.bases.discrete import Bernoulli, Categorical

@@ -1,4 +1,4 @@
-"""Checks that a model, a base and a sampler go together."""
+"""Checks that a model, a base and a sampler have the same kind of states."""
 
 from functools import partial
 
@@ -15,36 +15,39 @@ from probjax.types import Base, Energy, Params, PRNGKeyArray, Sampler, State
 def check_target(
     key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
 ) -> None:
-    """Raise if a model, a base and a sampler do not go together."""
+    """Raise if a model, a base and a sampler do not have the same kind of states."""
     check_role("base", base, Base, "Gaussian(10)")
     check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_normalisable(energy, params)
     if not _is_same_kind(base, sampler):
-        raise ValueError(_misfit(base, sampler))
-    few = jax.eval_shape(_few, base, key)
-    check_energy(energy, params, jax.eval_shape(partial(check_states, sampler), few))
+        raise ValueError(_mismatch(base, sampler))
+    draws = jax.eval_shape(_draw_few, base, key)
+    check_energy(energy, params, jax.eval_shape(partial(check_states, sampler), draws))
     if sampler.domain == "any" and base.domain in ("bits", "letters"):
         _check_moves(key, base, sampler)
 
 
 def check_states(sampler: Sampler, x: State) -> State:
-    """Return states as a sampler takes them; raise if it cannot move them."""
-    # Whatever the model is: what is checked are the states.
-    return sampler.prepare(Potential((_flat,), ((),), np.ones(1, float_dtype(x))), x)
+    """Return `x` in the form that a sampler requires; raise if it cannot move `x`."""
+    # With a constant energy, because only the states are checked.
+    return sampler.prepare(
+        Potential((_constant,), ((),), np.ones(1, float_dtype(x))), x
+    )
 
 
-def _flat(nothing, x):
+def _constant(params, x):
     return jnp.zeros((), float_dtype(x))
 
 
 def _is_same_kind(base, sampler):
-    """Return whether a sampler moves the kind of states that a base draws."""
+    """Whether a sampler moves the kind of states that a base draws."""
     if "any" in (base.domain, sampler.domain):
         return True
     return (base.domain, base.num_letters()) == (sampler.domain, sampler.num_letters())
 
 
-def _misfit(base, sampler):
+def _mismatch(base, sampler):
+    """Return the message for a sampler that cannot move the states of a base."""
     advice = {
         "reals": "; try HMC(0.1)",
         "bits": "; try HeatBath()",
@@ -56,33 +59,35 @@ def _misfit(base, sampler):
     )
 
 
-def _kind(either):
-    if either.domain == "letters":
-        return f"{either.num_letters()} letters"
-    return "states of several kinds" if either.domain == "mixed" else either.domain
+def _kind(base_or_sampler):
+    """Return a name for the kind of states of a base or a sampler."""
+    domain = base_or_sampler.domain
+    if domain == "letters":
+        return f"{base_or_sampler.num_letters()} letters"
+    return "states of several kinds" if domain == "mixed" else domain
 
 
 def _check_moves(key: PRNGKeyArray, base: Base, sampler: Sampler) -> None:
-    """Raise if a step of a sampler of any states leaves those that a base draws."""
+    """Raise if a step of a sampler leads to states that a base cannot draw."""
     model = potential(type(base).energy, base)
-    few = sampler.prepare(model, _few(base, key))
+    draws = sampler.prepare(model, _draw_few(base, key))
     try:
-        base.prepare(_moved(sampler, model, key, few))
+        base.prepare(_move(sampler, model, key, draws))
     except ValueError as error:
-        raise ValueError(_misfit(base, sampler)) from error
+        raise ValueError(_mismatch(base, sampler)) from error
 
 
 @jax.jit
-def _moved(sampler, model, key, few):
+def _move(sampler, model, key, draws):
     def one(key, x):
         init_key, step_key = jax.random.split(key)
         state = sampler.init(init_key, model, x)
         return sampler.step(step_key, model, state)[0].x
 
-    keys = jax.random.split(key, len(jax.tree.leaves(few)[0]))
-    return jax.vmap(one)(keys, few)
+    keys = jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    return jax.vmap(one)(keys, draws)
 
 
 @jax.jit
-def _few(base, key):
+def _draw_few(base, key):
     return jax.vmap(base.sample)(jax.random.split(key, 10))

@@ -1,16 +1,16 @@
-"""Distributions that can be drawn from and normalised: what others start from.
+"""Normalised distributions of real states, and products of normalised distributions.
 
     p(x) = exp(-energy(x) - log_z)
 
-A base is a recipe with a known `log_z`. Annealing begins at its draws, noise contrast
-tells data from them, and the priors of generative models are bases. Its energy taken
-off the class, `Gaussian.energy`, is an energy as a model's is, with the base in place
-of `params`: a term of a `Potential`.
+A base is a recipe with a known `log_z`. Annealing starts from draws of a base, noise
+contrastive estimation uses one as its noise, and the priors of generative models are
+bases. The unbound method, such as `Gaussian.energy`, has the signature of a model's
+energy, with the base in place of `params`, so it can be a term of a `Potential`.
 """
 
 from functools import reduce
 from operator import add
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +41,9 @@ class Gaussian(Base):
 
     Args:
         size: number of entries of a state.
-        mean: of each entry, or of all.
-        scale: standard deviations, likewise; or a lower triangular matrix A with a
-            positive diagonal, for the covariance AA'.
+        mean: mean of each entry, or one number for all entries.
+        scale: standard deviation of each entry, or one number for all entries; or a
+            lower triangular matrix A with a positive diagonal, for the covariance AA'.
 
     >>> base = Gaussian(2, mean=1.0, scale=2.0)
     >>> float(base.energy(jnp.array([1.0, 5.0])))
@@ -55,7 +55,6 @@ class Gaussian(Base):
     size: int = static()
     mean: ArrayLike = 0.0
     scale: ArrayLike = 1.0
-    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
         check_entries("mean", self.mean, self.size)
@@ -71,11 +70,11 @@ class Gaussian(Base):
     @property
     def log_z(self) -> Scalar:
         scale = jnp.asarray(self.scale, float)
-        scales = jnp.diagonal(scale) if scale.ndim == 2 else each_of(scale, self.size)
+        scales = jnp.diagonal(scale) if scale.ndim == 2 else per_entry(scale, self.size)
         return self.size / 2 * jnp.log(2 * jnp.pi) + jnp.sum(jnp.log(scales))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return of_size(floating(x), self.size)
+        return check_size(floating(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
         noise, scale = random.normal(key, (self.size,)), jnp.asarray(self.scale)
@@ -83,10 +82,10 @@ class Gaussian(Base):
         return jnp.asarray(self.mean) + spread
 
     def energy(self, x: Float[Array, " site"]) -> Scalar:
-        apart = x - self.mean
+        deviation = x - self.mean
         if np.ndim(self.scale) == 2:
-            return jnp.sum(solve_triangular(self.scale, apart, lower=True) ** 2) / 2
-        return jnp.sum((apart / self.scale) ** 2) / 2
+            return jnp.sum(solve_triangular(self.scale, deviation, lower=True) ** 2) / 2
+        return jnp.sum((deviation / self.scale) ** 2) / 2
 
 
 @recipe
@@ -95,8 +94,8 @@ class Laplace(Base):
 
     Args:
         size: number of entries of a state.
-        mean: of each entry, or of all.
-        scale: mean absolute deviations from it, likewise.
+        mean: mean of each entry, or one number for all entries.
+        scale: mean absolute deviation of each entry, or one number for all entries.
 
     >>> base = Laplace(2, scale=0.5)
     >>> float(base.log_z), float(base.energy(jnp.array([1.0, -1.0])))
@@ -106,7 +105,6 @@ class Laplace(Base):
     size: int = static()
     mean: ArrayLike = 0.0
     scale: ArrayLike = 1.0
-    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
         check_entries("mean", self.mean, self.size)
@@ -118,10 +116,10 @@ class Laplace(Base):
 
     @property
     def log_z(self) -> Scalar:
-        return jnp.sum(jnp.log(2 * each_of(self.scale, self.size)))
+        return jnp.sum(jnp.log(2 * per_entry(self.scale, self.size)))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return of_size(floating(x), self.size)
+        return check_size(floating(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
         noise = jax.random.laplace(key, (self.size,))
@@ -135,13 +133,15 @@ class Laplace(Base):
 class StudentT(Base):
     """Independent entries with Student's t densities, (1 + z^2 / nu)^(-(nu + 1) / 2).
 
-    Their tails cover any target whose own fall faster: z = (x - mean) / scale.
+    Here z = (x - mean) / scale. The heavy tails cover any target with lighter tails.
 
     Args:
         size: number of entries of a state.
-        degrees: of freedom, nu, of each entry, or of all.
-        mean: location, likewise; a mean if nu is above 1.
-        scale: likewise; the standard deviation is scale sqrt(nu / (nu - 2)).
+        degrees: degrees of freedom nu of each entry, or one number for all entries.
+        mean: location of each entry, or one number for all entries. It is the mean if
+            nu is above 1.
+        scale: scale of each entry, or one number for all entries. The standard
+            deviation is scale sqrt(nu / (nu - 2)) if nu is above 2.
 
     >>> cauchy = StudentT(1, degrees=1.0)
     >>> round(float(cauchy.log_z), 4)  # log pi
@@ -152,7 +152,6 @@ class StudentT(Base):
     degrees: ArrayLike
     mean: ArrayLike = 0.0
     scale: ArrayLike = 1.0
-    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
         check_positive("degrees", self.degrees, self.size)
@@ -166,19 +165,19 @@ class StudentT(Base):
     @property
     def log_z(self) -> Scalar:
         degrees, scale = (
-            each_of(self.degrees, self.size),
-            each_of(self.scale, self.size),
+            per_entry(self.degrees, self.size),
+            per_entry(self.scale, self.size),
         )
         ratio = gammaln(degrees / 2) - gammaln((degrees + 1) / 2)
         return jnp.sum(jnp.log(scale) + jnp.log(degrees * jnp.pi) / 2 + ratio)
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return of_size(floating(x), self.size)
+        return check_size(floating(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
         normal_key, gamma_key = random.split(key)
-        half = each_of(self.degrees, self.size) / 2
-        # By its logarithm: with few degrees of freedom a gamma variable underflows.
+        half = per_entry(self.degrees, self.size) / 2
+        # Logarithms, because a gamma variable underflows for few degrees of freedom.
         log_ratio = jax.random.loggamma(gamma_key, half) - jnp.log(half)
         noise = random.normal(normal_key, (self.size,)) * jnp.exp(-log_ratio / 2)
         return jnp.asarray(self.mean) + jnp.asarray(self.scale) * noise
@@ -190,14 +189,14 @@ class StudentT(Base):
 
 @recipe
 class Exponential(Base):
-    """Independent entries of at least `lower`, their densities falling at `rate`.
+    """Independent entries with densities rate exp(-rate (x - lower)) for x >= lower.
 
-    For states with a bound: the energy is infinite below it.
+    This base is for states with a lower bound. The energy is infinite below the bound.
 
     Args:
         size: number of entries of a state.
-        rate: 1 / (mean - lower) of each entry, or of all.
-        lower: the bound, likewise.
+        rate: 1 / (mean - lower) of each entry, or one number for all entries.
+        lower: lower bound of each entry, or one number for all entries.
 
     >>> base = Exponential(1, rate=2.0, lower=1.0)
     >>> float(base.energy(jnp.array([3.0]))), float(base.energy(jnp.array([0.0])))
@@ -207,7 +206,6 @@ class Exponential(Base):
     size: int = static()
     rate: ArrayLike = 1.0
     lower: ArrayLike = 0.0
-    discrete: ClassVar[bool] = False
 
     def __post_init__(self):
         check_positive("rate", self.rate, self.size)
@@ -219,12 +217,15 @@ class Exponential(Base):
 
     @property
     def log_z(self) -> Scalar:
-        return -jnp.sum(jnp.log(each_of(self.rate, self.size)))
+        return -jnp.sum(jnp.log(per_entry(self.rate, self.size)))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        x = of_size(floating(x), self.size)
+        x = check_size(floating(x), self.size)
         if not holds(_is_at_least, x, self.lower):
-            raise ValueError(f"data must not be below lower={self.lower}")
+            raise ValueError(
+                f"data must be at least lower={self.lower}, got entries down to "
+                f"{np.min(np.asarray(x))}"
+            )
         return x
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
@@ -238,10 +239,10 @@ class Exponential(Base):
 
 @recipe
 class Product(Base):
-    """Independent parts, each with its own base: for states that are trees.
+    """Independent parts, each with its own base, for states that are pytrees.
 
     Args:
-        parts: a tree of bases; states are the same tree of their states.
+        parts: pytree of bases. A state is the same pytree with a state for each base.
 
     >>> base = Product({"contrast": Exponential(2), "shape": Laplace(3)})
     >>> jax.tree.map(jnp.shape, base.sample(jax.random.key(0)))
@@ -253,7 +254,10 @@ class Product(Base):
     def __post_init__(self):
         leaves = jax.tree.leaves(self.parts, is_leaf=_is_base)
         if not leaves or not all(map(_is_base, leaves)):
-            raise ValueError(f"parts must be a tree of bases, got {self.parts}")
+            raise ValueError(
+                f"parts must be a pytree of bases, got {self.parts}; try "
+                "(Bernoulli(3), Gaussian(2))"
+            )
 
     @property
     def domain(self) -> Domain:
@@ -293,7 +297,8 @@ class Product(Base):
             return form.flatten_up_to(x)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"x must be a tree of {len(parts)} states, one for each part ({error})"
+                f"x must be a pytree like parts, with a state for each of {len(parts)} "
+                f"bases, got another structure ({error})"
             ) from error
 
 
@@ -301,24 +306,24 @@ def _is_base(part):
     return isinstance(part, Base)
 
 
-def each_of(values: ArrayLike, size: int) -> Float[Array, " site"]:
-    """One number for each entry, from one for each or one for all."""
+def per_entry(values: ArrayLike, size: int) -> Float[Array, " site"]:
+    """Broadcast one number for all entries, or one for each, to an array of entries."""
     return jnp.broadcast_to(jnp.asarray(values, float), (size,))
 
 
 def check_positive(name: str, values: ArrayLike, size: int) -> None:
-    """Refuse what is not one positive number, or one for each entry."""
+    """Raise if `values` are not one positive number, or one for each entry."""
     check_entries(name, values, size)
     if not holds(_is_positive, values):
         raise ValueError(f"{name} must be positive, got {values}")
 
 
 def check_entries(name: str, values: ArrayLike, size: int) -> None:
-    """Refuse what is not one finite number, or one for each entry."""
+    """Raise if `values` are not one finite number, or one for each entry."""
     if np.ndim(size):
         raise ValueError(
-            f"size must be the number of entries of a state, and {name} follows it: "
-            f"got an array of shape {np.shape(size)} for size"
+            "size must be the number of entries of a state, got an array of shape "
+            f"{np.shape(size)}; try to pass the array as {name}="
         )
     check_count("size", size)
     if np.shape(values) not in ((), (size,)):
@@ -331,20 +336,21 @@ def check_entries(name: str, values: ArrayLike, size: int) -> None:
 
 
 def _check_factor(matrix, size):
+    """Raise if `matrix` is not a Cholesky factor of a covariance."""
     if np.shape(matrix) != (size, size):
         raise ValueError(
-            f"scale must be one number, one for each of {size} entries, or a matrix of "
-            f"{size} x {size}, got shape {np.shape(matrix)}"
+            f"scale must be one number, one for each of {size} entries, or a {size} x "
+            f"{size} matrix, got shape {np.shape(matrix)}"
         )
     if not holds(_is_factor, matrix):
         raise ValueError(
-            "scale must be a lower triangular matrix with a positive diagonal, "
-            f"got {matrix}"
+            "scale must be a lower triangular matrix with a positive diagonal, got "
+            f"{matrix}; try jnp.linalg.cholesky(covariance)"
         )
 
 
-def of_size(x: Float[Array, "row site"], size: int) -> Float[Array, "row site"]:
-    """`x`, unless its rows are of another size."""
+def check_size(x: Float[Array, "row site"], size: int) -> Float[Array, "row site"]:
+    """Return `x`; raise if its rows do not have `size` entries."""
     if x.shape[1:] != (size,):
         raise ValueError(
             f"data must have the {size} entries of the base, got rows of shape "

@@ -1,4 +1,10 @@
-"""Bases of discrete states: independent bits and letters, with their closed forms."""
+"""Normalised distributions of discrete states: independent bits and letters.
+
+    p(x) = exp(-energy(x) - log_z)
+
+Their closed forms give the energy differences of single changes without evaluating the
+energy.
+"""
 
 from collections.abc import Callable
 
@@ -9,7 +15,7 @@ from jax.nn import sigmoid, softplus
 from jax.scipy.special import logsumexp
 
 from probjax import random
-from probjax.bases.continuous import check_entries, each_of, of_size
+from probjax.bases.continuous import check_entries, check_size, per_entry
 from probjax.checks import check_count, holds, is_finite
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
@@ -46,7 +52,7 @@ class Bernoulli(Base):
 
     Args:
         size: number of bits of a state.
-        log_odds: of each bit to be on, or of all.
+        log_odds: log odds of each bit being 1, or one number for all bits.
 
     >>> round(float(Bernoulli(3).log_z), 4)  # log 8
     2.0794
@@ -69,13 +75,13 @@ class Bernoulli(Base):
 
     @property
     def log_z(self) -> Scalar:
-        return jnp.sum(softplus(each_of(self.log_odds, self.size)))
+        return jnp.sum(softplus(per_entry(self.log_odds, self.size)))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return of_size(binary(x), self.size)
+        return check_size(binary(x), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
-        chances = sigmoid(each_of(self.log_odds, self.size))
+        chances = sigmoid(per_entry(self.log_odds, self.size))
         return (random.uniform(key, (self.size,)) < chances).astype(float)
 
     @closed_form(
@@ -101,13 +107,13 @@ def _letter_gap(base: "Categorical") -> Callable[[Array, Array], Array]:
 
 @recipe
 class Categorical(Base):
-    """Independent letters, 0 to `num_states` - 1 as floats.
+    """Independent letters, which are the floats 0 to `num_states` - 1.
 
     Args:
         size: number of sites of a state.
-        num_states: letters of each site.
-        log_odds: of each letter, or of each letter at each site, up to a constant a
-            site; one number makes all alike.
+        num_states: number of letters of each site.
+        log_odds: log probability of each letter, `(letter,)` or `(site, letter)`, up to
+            a constant for each site. One number makes all letters equally likely.
 
     >>> round(float(Categorical(2, 3).log_z), 4)  # log 9
     2.1972
@@ -127,14 +133,15 @@ class Categorical(Base):
         if np.shape(self.log_odds) not in ((), whole[1:], whole):
             raise ValueError(
                 f"log_odds must be one number, one for each of {self.num_states} "
-                f"letters, or of shape {whole}, got shape {np.shape(self.log_odds)}"
+                f"letters, or an array of shape {whole}, got shape "
+                f"{np.shape(self.log_odds)}"
             )
         if not holds(is_finite, self.log_odds):
             raise ValueError(f"log_odds must be finite, got {self.log_odds}")
 
     @property
     def table(self) -> Float[Array, "site letter"]:
-        """`log_odds` of every site and letter."""
+        """Log odds of every letter at every site."""
         return jnp.broadcast_to(self.log_odds, (self.size, self.num_states))
 
     @property
@@ -149,7 +156,7 @@ class Categorical(Base):
         return jnp.sum(logsumexp(self.table.astype(float), axis=1))
 
     def prepare(self, x: Float[Array, "row site"]) -> Float[Array, "row site"]:
-        return of_size(letters(x, num_states=self.num_states), self.size)
+        return check_size(letters(x, num_states=self.num_states), self.size)
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, " site"]:
         chosen = jax.random.categorical(key, self.table.astype(float), axis=1)

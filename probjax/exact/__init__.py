@@ -1,7 +1,8 @@
-"""Ground truth on small spaces: what every estimate is tested against.
+"""Exact results for small models, to test estimates against.
 
-`exact.log_z(...)` and its kin sum over every state, `exact.lattice` sums over the rows
-of a two-dimensional lattice, and `exact.dynamics` holds the probability flow itself.
+`exact.log_z`, `exact.moments` and the other functions of `exact` sum over all states.
+`exact.lattice` sums over the rows of two-dimensional lattices. `exact.dynamics`
+computes the probability flow as a matrix.
 """
 
 from probjax.exact import dynamics, lattice

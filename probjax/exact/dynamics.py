@@ -1,4 +1,4 @@
-"""The probability flow itself, on spaces small enough to write it down as a matrix.
+"""Probability flow between the states of a small space, as a matrix.
 
     dp/dt = Gamma p,  Gamma_ij = g_ij exp((E_j - E_i) / 2),  Gamma_jj = -sum_i Gamma_ij
 
@@ -28,7 +28,7 @@ LIMIT = 2**12
 
 
 class Spectrum(NamedTuple):
-    """The flow as modes that decay independently.
+    """Eigenvalues and eigenvectors of the flow: modes that decay independently.
 
     >>> from probjax import ising
     >>> from probjax.connectivity import BitFlips
@@ -42,9 +42,9 @@ class Spectrum(NamedTuple):
     vectors: Float[Array, "state state"]
     """Orthonormal eigenvectors of V^-1 Gamma V, in columns; the first is sqrt(p)."""
     log_p: Float[Array, " state"]
-    """Log probabilities of the model, to which the flow tends."""
+    """Log probabilities of the model, which is the stationary distribution."""
     diagonal: Float[Array, " state"]
-    """Gamma_ii, minus the rate at which probability leaves each state."""
+    """Gamma_ii: minus the rate at which probability leaves each state."""
 
 
 def flow_matrix(
@@ -55,11 +55,13 @@ def flow_matrix(
     *,
     num_states: int = 2,
 ) -> Float[Array, "state state"]:
-    """Gamma, in the order of `exact.states`; its columns sum to 0.
+    """Return Gamma, with states in the order of `exact.states`. Its columns sum to 0.
 
     Args:
-        connectivity: one without random moves; a neighbour of weight w and log ratio r
-            counts g = w exp(r / 2), and states are not their own neighbours.
+        connectivity: connectivity without random moves. A neighbour of weight w and log
+            ratio r has g = w exp(r / 2). A state is never its own neighbour.
+        size: number of sites.
+        num_states: number of values of each site.
 
     >>> from probjax import ising
     >>> from probjax.connectivity import BitFlips
@@ -79,9 +81,9 @@ def spectrum(
     *,
     num_states: int = 2,
 ) -> Spectrum:
-    """The eigenvalues and eigenvectors of the flow, by its symmetric form.
+    """Compute the eigenvalues and eigenvectors of the flow, from its symmetric form.
 
-    Arguments are those of `flow_matrix`.
+    The arguments are those of `flow_matrix`.
 
     >>> from probjax import ising
     >>> from probjax.connectivity import BitFlips
@@ -98,19 +100,22 @@ def spectrum(
 def evolve(
     flow: Spectrum, p: Float[Array, " state"], t: float | Scalar
 ) -> Float[Array, " state"]:
-    """p(t) = exp(Gamma t) p(0), the distribution after time `t`.
+    """Compute the distribution after time `t`, p(t) = exp(Gamma t) p(0).
 
     p(t) = p + V sum_{k > 1} u_k exp(l_k t) u_k' V^-1 p(0)
 
-    Rounding is amplified by the square root of the ratio of the model's largest
-    probability to that of the states where p(0) starts, whatever `t`: use float64, and
-    do not start from states of probability under 1e-16.
+    For any `t`, rounding errors are amplified by the square root of a ratio: the
+    model's largest probability divided by its probability of the states where p(0)
+    starts. Use float64, and do not start from states with a probability below 1e-16.
+
+    Args:
+        p: p(0), the distribution at time 0.
 
     >>> from probjax import ising
     >>> from probjax.connectivity import BitFlips
     >>> flow = spectrum(ising.energy, ising.from_matrix([[0.0]]), BitFlips(), 1)
     >>> p = evolve(flow, jnp.array([1.0, 0.0]), jnp.log(2.0) / 2)  # exp(-2 t) is a half
-    >>> [round(float(each), 3) for each in p]
+    >>> [round(float(value), 3) for value in p]
     [0.75, 0.25]
     """
     root = jnp.exp(flow.log_p / 2)
@@ -120,17 +125,18 @@ def evolve(
 
 
 def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
-    """A lower bound on the log probability of every state, -inf where it says nothing.
+    """Compute a lower bound on the log probability of every state.
 
     log p_i >= log max(0, 1 - Gamma_ii / l_2)
 
-    because Gamma_ii = sum_k u_ik^2 l_k <= l_2 (1 - p_i). It needs the true l_2, here
-    moved towards 0 by the rounding error it may have. `second_eigenvalue_bound` cannot
-    take its place: it would give back, as bounds from below, whatever bounds from above
-    were put into it.
+    because Gamma_ii = sum_k u_ik^2 l_k <= l_2 (1 - p_i). Where the bound on p_i is not
+    positive, the result is -inf. The bound requires the true l_2, which is moved
+    towards 0 by its possible rounding error. `second_eigenvalue_bound` cannot replace
+    l_2: it is computed from upper bounds on the probabilities, and these would be
+    returned as lower bounds.
 
-    Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF". In this form
-    no assumption about flow between data states is needed.
+    Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF". This form of
+    the bound does not require an assumption about the flow between data states.
 
     >>> from probjax import ising
     >>> from probjax.connectivity import BitFlips
@@ -147,15 +153,15 @@ def log_prob_bound(flow: Spectrum) -> Float[Array, " state"]:
 def second_eigenvalue_bound(
     diagonal: Float[Array, " state"], log_p: Float[Array, " state"]
 ) -> Scalar:
-    """A lower bound on the second eigenvalue: an upper one on the rate of convergence.
+    """Compute a lower bound on l_2, which is an upper bound on the convergence rate.
 
     l_2 >= max_i Gamma_ii / (1 - p_i)
 
-    It takes no spectrum, holds for any subset of the states, and still holds, less
-    tightly, with upper bounds on the probabilities.
+    The bound does not require a spectrum. It holds for any subset of the states, and
+    also, less tightly, with upper bounds on the probabilities.
 
     Args:
-        diagonal: Gamma_ii, minus the sum of the flows out of each state.
+        diagonal: Gamma_ii for some states: minus the sum of the flows out of each.
         log_p: log probabilities of these states, or upper bounds on them.
 
     Reference: thesis, appendix "Lower Bound on Log Likelihood Using MPF".
@@ -175,14 +181,14 @@ def _log_probs(energy, params, size, num_states):
         size,
         num_states,
         limit=LIMIT,
-        instead="the matrix of the flow has a row and a column for each",
+        instead="the flow is a matrix with a row and a column for each state",
     )
     return enumeration.log_probs(energy, params, size, num_states=num_states)
 
 
 @partial(jax.jit, static_argnames=("size", "num_states"))
 def _connections(connectivity, log_p, size, num_states):
-    """g, dense, with a zero diagonal."""
+    """Return g as a dense matrix with a zero diagonal."""
     x = enumeration.states(size, num_states=num_states).astype(log_p.dtype)
     neighbours = jax.vmap(lambda one: connectivity.states(one, ()))(x)
     places = num_states ** np.arange(size)[::-1]
@@ -204,11 +210,12 @@ def _flow_matrix(connections, log_p):
 def _spectrum(connections, log_p):
     diagonal = jnp.diag(_flow_matrix(connections, log_p))
     stationary = jnp.exp(log_p / 2)
-    # The eigenvector that is known is moved below all others, none of which is under
-    # 2 min_i Gamma_ii, so that it cannot mix with near ones; then put back exactly.
-    below = 1 - 3 * diagonal.min()
-    moved = jnp.outer(stationary, below * stationary)
-    values, vectors = jnp.linalg.eigh(connections + jnp.diag(diagonal) - moved)
+    # The known eigenvector sqrt(p) gets an eigenvalue below all others, which are at
+    # least 2 min_i Gamma_ii, so that rounding cannot mix it with eigenvectors of
+    # similar eigenvalues. Afterwards it is replaced by its exact value.
+    shift = 1 - 3 * diagonal.min()
+    shifted = jnp.outer(stationary, shift * stationary)
+    values, vectors = jnp.linalg.eigh(connections + jnp.diag(diagonal) - shifted)
     values = jnp.minimum(values[:0:-1], 0.0)
     return Spectrum(
         jnp.concatenate([jnp.zeros_like(values[:1]), values]),
@@ -221,9 +228,9 @@ def _spectrum(connections, log_p):
 def _check_symmetric(connections):
     if not is_concrete(connections):
         return
-    apart = np.abs(np.asarray(connections - connections.T))
-    if apart.max() > 1e-5 * connections.max():
-        i, j = np.unravel_index(apart.argmax(), apart.shape)
+    difference = np.abs(np.asarray(connections - connections.T))
+    if difference.max() > 1e-5 * connections.max():
+        i, j = np.unravel_index(difference.argmax(), difference.shape)
         raise ValueError(
             f"connectivity must be symmetric, got {connections[i, j]} from state {j} "
             f"to {i} and {connections[j, i]} back"

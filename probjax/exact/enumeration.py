@@ -1,12 +1,13 @@
-"""Sums over every state of a small discrete space.
+"""Exact sums over all states of a small discrete space.
 
     log Z = log sum_x exp(-E(x)),   p(x) = exp(-E(x) - log Z),   x in {0, ..., q-1}^d
 
-State number i holds the digits of i in base q, site 0 the most significant, so tables
-of all q^d states follow the order in which `itertools.product` counts. States are
-visited in blocks and only running sums are kept, in reverse mode too, so memory stays
-bounded up to the limit of 2^22 states. Energies and statistics are functions of the
-program: pass module-level ones, and new `params` cost no new compilation.
+State number i consists of the digits of i in base q, with site 0 the most significant,
+so tables of all q^d states have the order of `itertools.product`. The sums visit states
+in blocks and keep running sums only, also in reverse-mode differentiation, so memory is
+bounded. At most 2^22 states are allowed. Energies and statistics are static arguments
+of compiled functions: pass module-level functions, so that new `params` do not
+recompile.
 """
 
 from collections.abc import Callable
@@ -46,8 +47,8 @@ class Moments(NamedTuple):
 
     >>> def independent(bias, x):
     ...     return bias @ x
-    >>> found = moments(independent, jnp.zeros(2), 2)
-    >>> found.mean.tolist(), found.second.tolist()
+    >>> both = moments(independent, jnp.zeros(2), 2)
+    >>> both.mean.tolist(), both.second.tolist()
     ([0.5, 0.5], [[0.5, 0.25], [0.25, 0.5]])
     """
 
@@ -60,7 +61,13 @@ class Moments(NamedTuple):
 def states(
     size: int, *, num_states: int = 2, start: int = 0, count: int | None = None
 ) -> Float[Array, "count size"]:
-    """States number `start` to `start + count - 1`; to the last one if `count` is None.
+    """Return states number `start` to `start + count - 1`.
+
+    Args:
+        size: number of sites.
+        num_states: number of values of each site.
+        start: number of the first state.
+        count: how many states to return; None for all from `start` on.
 
     >>> states(2).tolist()
     [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
@@ -69,27 +76,27 @@ def states(
     count = total - start if count is None else count
     if start < 0 or count < 1 or start + count > total:
         raise ValueError(
-            f"start and count must name states 0 to {total - 1}, "
-            f"got start={start} and count={count}"
+            f"start and count must select some of the states 0 to {total - 1}, got "
+            f"start={start} and count={count}"
         )
     dtype = jnp.result_type(float)
     return digits(start + jnp.arange(count), size, num_states, dtype)
 
 
 def log_z(energy: Energy, params: Params, size: int, *, num_states: int = 2) -> Scalar:
-    """The log partition function, log sum_x exp(-E(x)), differentiable in `params`.
+    """Compute the log partition function, log sum_x exp(-E(x)).
+
+    It is differentiable in `params`, with the gradient d log Z = -E[dE].
 
     >>> def independent(bias, x):
     ...     return bias @ x
     >>> float(jnp.exp(log_z(independent, jnp.zeros(3), 3)))
     8.0
 
-    Its gradient is minus the mean of the energy's: d log Z = -E[dE].
-
     Args:
         energy: module-level function of `(params, x)` with `x` one state `(size,)`.
         size: number of sites.
-        num_states: values 0, ..., num_states - 1 of each site.
+        num_states: number of values of each site, which are 0, ..., num_states - 1.
     """
     count_states(size, num_states)
     return _log_z(energy, params, size, num_states)
@@ -98,12 +105,12 @@ def log_z(energy: Energy, params: Params, size: int, *, num_states: int = 2) -> 
 def log_probs(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Float[Array, " state"]:
-    """The table of log p(x) = -E(x) - log Z, in the order of `states`.
+    """Return the table of log p(x) = -E(x) - log Z, in the order of `states`.
 
     >>> def independent(bias, x):
     ...     return bias @ x
     >>> table = log_probs(independent, jnp.log(jnp.array([3.0, 1.0])), 2)
-    >>> [round(float(p), 3) for p in jnp.exp(table)]  # the first is 1 in a quarter
+    >>> [round(float(p), 3) for p in jnp.exp(table)]  # p(x_0 = 1) = 1/4
     [0.375, 0.375, 0.125, 0.125]
     """
     count_states(size, num_states)
@@ -113,21 +120,23 @@ def log_probs(
 def log_likelihood(
     energy: Energy, params: Params, data: ArrayLike | Data, *, num_states: int = 2
 ) -> Scalar:
-    """The mean of log p(x) over rows, in nats per row, differentiable in `params`.
+    """Compute the mean of log p(x) over rows, in nats per row.
+
+    It is differentiable in `params`.
 
     >>> def independent(bias, x):
     ...     return bias @ x
-    >>> odds = -jnp.log(jnp.array([3.0, 1.0]))  # on in 3 of 4 cases, and in 1 of 2
+    >>> odds = -jnp.log(jnp.array([3.0, 1.0]))  # p(x_i = 1) = 3/4 and 1/2
     >>> p = jnp.exp(log_likelihood(independent, odds, jnp.array([[1, 0]])))
     >>> round(float(p), 4)
     0.375
 
     Args:
-        data: rows `(row, site)`, or with weights as `Data`; complete ones.
-        num_states: as for `log_z`.
+        data: complete rows `(row, site)`, with weights as `Data`.
+        num_states: number of values of each site, as for `log_z`.
     """
     data = as_data(data)
-    refuse_mask(data, "log p is of complete rows")
+    refuse_mask(data, "log p is computed for complete rows only")
     shape = jax.tree.map(jnp.shape, data.x)
     if getattr(data.x, "ndim", None) != 2:
         raise ValueError(f"data must be (row, site), got shape {shape}")
@@ -144,14 +153,16 @@ def expectation(
     *,
     num_states: int = 2,
 ) -> PyTree:
-    """The model's mean of a statistic, sum_x p(x) f(x), differentiable in `params`.
+    """Compute the expectation of a statistic, sum_x p(x) f(x).
+
+    It is differentiable in `params`.
 
     Args:
-        statistic: module-level function of one state, returning any pytree of arrays.
+        statistic: module-level function f of one state that returns a pytree of arrays.
 
     >>> def independent(bias, x):
     ...     return bias @ x
-    >>> float(expectation(independent, jnp.sum, jnp.zeros(3), 3))  # how many are on
+    >>> float(expectation(independent, jnp.sum, jnp.zeros(3), 3))  # mean number of ones
     1.5
     """
     count_states(size, num_states)
@@ -161,7 +172,7 @@ def expectation(
 def moments(
     energy: Energy, params: Params, size: int, *, num_states: int = 2
 ) -> Moments:
-    """E[x_i] and E[x_i x_j] of the model.
+    """Compute E[x_i] and E[x_i x_j] under the model.
 
     >>> def independent(bias, x):
     ...     return bias @ x
@@ -181,11 +192,12 @@ def sample(
     num_draws: int,
     num_states: int = 2,
 ) -> Float[Array, "num_draws size"]:
-    """Exact independent draws, site after site from p(x_k | x_0, ..., x_{k-1}).
+    """Draw exact independent states, site after site from p(x_k | x_0, ..., x_{k-1}).
 
-    The probability of the first k digits is a sum over neighbours in the table, so
-    every conditional is read off a pyramid of partial sums, and rare states are not
-    lost to the resolution of one uniform number.
+    The probability of the first k digits is a sum of neighbouring entries of the table,
+    so a pyramid of partial sums contains every conditional. Each site has its own
+    random number, so states of small probability are not lost to the resolution of a
+    single one.
 
     >>> def independent(bias, x):
     ...     return bias @ x
@@ -200,7 +212,10 @@ def sample(
 
 
 def entropy(log_p: Float[Array, " state"]) -> Scalar:
-    """-sum_x p(x) log p(x) of a table of log probabilities, in nats; 0 log 0 = 0.
+    """Compute the entropy -sum_x p(x) log p(x) in nats, with 0 log 0 = 0.
+
+    Args:
+        log_p: table of log probabilities.
 
     >>> round(float(entropy(jnp.log(jnp.array([0.5, 0.5, 0.0])))), 4)  # log 2
     0.6931
@@ -209,11 +224,16 @@ def entropy(log_p: Float[Array, " state"]) -> Scalar:
 
 
 def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
-    """KL(p||q) = sum_x p(x) log(p(x) / q(x)) of two normalised tables, in nats.
+    """Compute KL(p||q) = sum_x p(x) log(p(x) / q(x)) in nats.
 
-    States that p never visits count nothing; one that p visits and q never does makes
-    it infinite. The terms of the plain sum cancel each other where p is near q, so what
-    is summed is q - p - p log(q/p), never negative, of which q - p adds up to 0.
+    States with p(x) = 0 contribute 0. The result is infinite if q(x) = 0 for a state
+    with p(x) > 0. If p is close to q, the terms of this sum cancel. The terms
+    q - p - p log(q / p) are never negative and have the same sum, because q - p adds up
+    to 0, so the function sums these.
+
+    Args:
+        log_p: table of normalised log probabilities.
+        log_q: table for the same states.
 
     >>> p, q = jnp.array([1.0, 0.0]), jnp.array([0.5, 0.5])
     >>> round(float(kl(jnp.log(p), jnp.log(q))), 4)  # log 2
@@ -225,12 +245,12 @@ def kl(log_p: Float[Array, " state"], log_q: Float[Array, " state"]) -> Scalar:
             f"got shapes {log_p.shape} and {log_q.shape}"
         )
     p, q = jnp.exp(log_p), jnp.exp(log_q)
-    visited = p > 0
-    log_ratio = jnp.where(visited, log_q - jnp.where(visited, log_p, 0.0), 0.0)
+    possible = p > 0
+    log_ratio = jnp.where(possible, log_q - jnp.where(possible, log_p, 0.0), 0.0)
     near = jnp.abs(log_ratio) < 1
     small = jnp.where(near, log_ratio, 0.0)
     terms = jnp.where(near, p * (jnp.expm1(small) - small), q - p - p * log_ratio)
-    return jnp.sum(jnp.where(visited, terms, q))
+    return jnp.sum(jnp.where(possible, terms, q))
 
 
 _sum = partial(jnp.tensordot, axes=1, precision="highest")

@@ -1,11 +1,11 @@
-"""The states of a small discrete space, in blocks, and weighted sums over them.
+"""Blocks of the states of a small discrete space, and weighted sums over all blocks.
 
     sum_x exp(-E(x)) f(x) = sum over blocks of sum_{x in block} exp(-E(x)) f(x)
 
-State number i holds the digits of i in base `num_states`, site 0 the most significant.
-A block shares its leading digits. Only running sums are carried from block to block,
-rescaled by the largest weight so far; in reverse mode every block is computed again, so
-memory stays bounded there too.
+State number i consists of the digits of i in base `num_states`, with site 0 the most
+significant. The states of a block have the same leading digits. Running sums, rescaled
+by the largest weight so far, are carried from block to block. Reverse-mode
+differentiation computes every block again, so its memory is bounded, too.
 """
 
 import math
@@ -29,9 +29,14 @@ def count_states(
     num_states: int,
     *,
     limit: int = LIMIT,
-    instead: str = "exact.lattice sums over lattices, ais estimates log Z of any model",
+    instead: str = "try exact.lattice for lattices, or ais to estimate log Z",
 ) -> int:
-    """The number of states, or a `ValueError` if they are too many to enumerate."""
+    """Return the number of states; raise if there are too many to enumerate.
+
+    Args:
+        limit: largest number of states.
+        instead: end of the message, such as the reason or another method.
+    """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     if num_states < 2:
@@ -48,7 +53,7 @@ def count_states(
 def energies(
     energy: Energy, params: Params, x: Float[Array, "state size"]
 ) -> Float[Array, " state"]:
-    """The energy of every row of `x`."""
+    """Compute the energy of every row of `x`."""
     values = jax.vmap(energy, in_axes=(None, 0))(params, x)
     if values.shape != x.shape[:1]:
         raise ValueError(
@@ -58,7 +63,7 @@ def energies(
 
 
 def digits(index: Array, size: int, num_states: int, dtype: Any) -> Array:
-    """The states of the given numbers, `(number, size)`."""
+    """Return the states with the given numbers, `(number, size)`."""
     places = num_states ** np.arange(size)[::-1]
     return (index[:, None] // places[None] % num_states).astype(dtype)
 
@@ -66,10 +71,11 @@ def digits(index: Array, size: int, num_states: int, dtype: Any) -> Array:
 def blocks(
     size: int, num_states: int, dtype: Any
 ) -> tuple[Callable[[Array], Array], Array]:
-    """The states as a function of a block's leading digits, and those of every block.
+    """Return a function from leading digits to a block of states, and all its inputs.
 
-    Digits are divided out here, once: in the loop over blocks the divisions would be
-    fused into, and repeated by, whatever reads the states.
+    The inputs are the leading digits of all blocks, `(block, digit)`. All digits are
+    computed here, once. In the loop over blocks, XLA would fuse the divisions into the
+    code that reads the states and repeat them there.
     """
     tail = min(size, max(1, int(math.log(BLOCK, num_states))))
     tails = digits(jnp.arange(num_states**tail), tail, num_states, dtype)
@@ -90,11 +96,15 @@ def weighted_sums(
     size: int,
     num_states: int,
 ) -> tuple[Scalar, Scalar, PyTree]:
-    """The largest -E, and the sums of w = exp(-E - largest) and of `reduce(w, x)`.
+    """Return the largest -E, and the sums of w = exp(-E - largest) and `reduce(w, x)`.
 
-    The largest enters as a constant: no result depends on it, and the derivatives of
-    the sums alone are exact and stay finite in blocks of states that have no
-    probability.
+    Derivatives treat the largest -E as a constant. They are exact, because log Z and
+    ratios of the sums do not depend on it, and they remain finite in blocks whose
+    states all have probability 0.
+
+    Args:
+        reduce: function of the weights `(state,)` and states `(state, site)` of a
+            block.
     """
     block, heads = blocks(size, num_states, float_dtype(params))
 

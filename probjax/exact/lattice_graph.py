@@ -1,10 +1,10 @@
-"""Lattices as rows: which sites are neighbours, and what a matrix says of each row.
+"""Neighbours on a lattice, and the biases and couplings of its rows.
 
     x'Jx = sum over sites of  J_ii x_i + 2 J_ij x_i x_j (right) + 2 J_ik x_i x_k (below)
 
 with j the neighbour to the right of site i and k the one below it. Rows run along the
-shorter side of the lattice, because the cost of summing them is exponential in it.
-Functions of arrays here serve NumPy and JAX alike.
+shorter side of the lattice, because the cost of a sum over rows is exponential in their
+length. The functions of arrays accept both NumPy and JAX arrays.
 """
 
 from typing import NamedTuple
@@ -15,45 +15,45 @@ import numpy as np
 from probjax.checks import is_concrete
 from probjax.types import Array
 
-WIDEST = 12
+MAX_WIDTH = 12
 
 Shape = tuple[int, int]
 Edges = tuple[tuple[int, int], ...]
 
 
 class Graph(NamedTuple):
-    """The neighbours of every site, all fields `(row, column)`."""
+    """Neighbours of every site; all fields are `(row, column)`."""
 
     site: np.ndarray
-    """Numbers of the sites."""
+    """Number of the site."""
     right: np.ndarray
-    """Number of the next site in the row, around the edge too."""
+    """Number of the next site in the row, with periodic boundaries."""
     below: np.ndarray
-    """Number of the site in the next row, around the edge too."""
+    """Number of the site in the next row, with periodic boundaries."""
     has_right: np.ndarray
-    """Whether the two are neighbours."""
+    """Whether `site` and `right` are neighbours."""
     has_below: np.ndarray
-    """Whether the two are neighbours."""
+    """Whether `site` and `below` are neighbours."""
 
 
 class Terms(NamedTuple):
-    """What a matrix says of every site, all fields `(row, column)`."""
+    """Biases and couplings of every site; all fields are `(row, column)`."""
 
     bias: Array | np.ndarray
-    """J_ii."""
+    """Bias J_ii."""
     right: Array | np.ndarray
-    """2 J_ij with the neighbour to the right, 0 if there is none."""
+    """Coupling 2 J_ij to the neighbour on the right; 0 if there is none."""
     below: Array | np.ndarray
-    """2 J_ij with the neighbour below, 0 if there is none."""
+    """Coupling 2 J_ij to the neighbour below; 0 if there is none."""
 
 
 def graph(shape: Shape, periodic: bool) -> Graph:
-    """The lattice as rows of its shorter side."""
+    """Return the neighbours on a lattice, whose rows are its shorter side."""
     site = np.arange(shape[0] * shape[1]).reshape(shape)
     site = site.T if shape[0] < shape[1] else site
     height, width = site.shape
     row, column = np.indices(site.shape)
-    # On a side of two, the way around leads to the same neighbour: counted once.
+    # On a side of two, the neighbour across the boundary is the same site.
     return Graph(
         site,
         np.roll(site, -1, axis=1),
@@ -64,7 +64,7 @@ def graph(shape: Shape, periodic: bool) -> Graph:
 
 
 def pairs(lattice: Graph) -> np.ndarray:
-    """The neighbours (i, j) with i < j, each pair once, in order, `(pair, 2)`."""
+    """Return all neighbours (i, j) with i < j, each pair once, sorted, `(pair, 2)`."""
     across = lattice.site[lattice.has_right], lattice.right[lattice.has_right]
     down = lattice.site[lattice.has_below], lattice.below[lattice.has_below]
     both = np.sort(np.concatenate([across, down], axis=1), axis=0)
@@ -72,7 +72,7 @@ def pairs(lattice: Graph) -> np.ndarray:
 
 
 def terms(matrix: Array | np.ndarray, lattice: Graph) -> Terms:
-    """The biases and couplings of `matrix`, reading both J_ij and J_ji."""
+    """Return the biases and couplings of `matrix`, from both J_ij and J_ji."""
 
     def coupling(other, exists):
         return (matrix[lattice.site, other] + matrix[other, lattice.site]) * exists
@@ -85,21 +85,21 @@ def terms(matrix: Array | np.ndarray, lattice: Graph) -> Terms:
 
 
 def row_states(width: int) -> np.ndarray:
-    """All states of a row, `(state, column)`, the first unit the most significant."""
+    """Return all states of a row, `(state, column)`, first unit most significant."""
     return (np.arange(2**width)[:, None] >> np.arange(width)[::-1] & 1).astype(float)
 
 
 def log_weights(within: Terms, states: np.ndarray) -> Array:
-    """Minus the energy of every row by itself in every state, `(row, state)`."""
-    together = states * np.roll(states, -1, axis=1)
+    """Compute minus the energy of every row alone in every state, `(row, state)`."""
+    products = states * np.roll(states, -1, axis=1)
     energy = (
-        within.bias[:, None] * states[None] + within.right[:, None] * together[None]
+        within.bias[:, None] * states[None] + within.right[:, None] * products[None]
     )
     return -energy.sum(axis=-1)
 
 
-def checked_shape(shape: Shape) -> Shape:
-    """`shape` as two numbers, refused if it is no lattice."""
+def check_shape(shape: Shape) -> Shape:
+    """Return `shape` as two integers; raise if it is not the shape of a lattice."""
     height, width = (int(side) for side in shape)
     if min(height, width) < 1:
         raise ValueError(f"shape must be two sides of at least 1, got {tuple(shape)}")
@@ -107,12 +107,12 @@ def checked_shape(shape: Shape) -> Shape:
 
 
 def check(matrix: Array, shape: Shape, periodic: bool) -> None:
-    """Refuse a matrix that is not one of this lattice, or a lattice too wide to sum."""
+    """Raise if `matrix` does not fit the lattice, or the lattice is too wide to sum."""
     size = shape[0] * shape[1]
-    if min(shape) > WIDEST:
+    if min(shape) > MAX_WIDTH:
         raise ValueError(
-            f"shape must have a side of at most {WIDEST} to be summed exactly, "
-            f"got {shape}; ais estimates log Z of any model"
+            f"shape must have a side of at most {MAX_WIDTH} to be summed exactly, "
+            f"got {shape}; try ais, which estimates log Z of any model"
         )
     if jnp.shape(matrix) != (size, size):
         raise ValueError(
@@ -124,11 +124,12 @@ def check(matrix: Array, shape: Shape, periodic: bool) -> None:
 
 
 def _check_values(matrix, shape, periodic):
+    """Raise if `matrix` is not finite and symmetric with couplings of neighbours."""
     if not np.isfinite(matrix).all():
         raise ValueError("matrix must be finite, got NaN or infinity")
-    apart = np.abs(matrix - matrix.T)
-    if apart.max() > 1e-5 * np.abs(matrix).max():
-        i, j = np.unravel_index(apart.argmax(), apart.shape)
+    difference = np.abs(matrix - matrix.T)
+    if difference.max() > 1e-5 * np.abs(matrix).max():
+        i, j = np.unravel_index(difference.argmax(), difference.shape)
         raise ValueError(
             f"matrix must be symmetric, got {matrix[i, j]} at ({i}, {j}) "
             f"and {matrix[j, i]} at ({j}, {i})"

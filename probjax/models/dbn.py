@@ -34,7 +34,7 @@ from jax.nn import log_sigmoid, logsumexp
 
 from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
-from probjax.annealing.likelihood import shares_of
+from probjax.annealing.likelihood import normalised_weights
 from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
@@ -265,7 +265,7 @@ def log_likelihood_bound(
     data = _checked_rows(layers, data)
     first = log_likelihood(rbm.energy, layers[0], data, annealed)
     gains, errors = _gains(key, tuple(layers), data.x, num_draws)
-    shares = shares_of(data.weights, num_rows(data))
+    shares = normalised_weights(data.weights, num_rows(data))
     gain, error = jnp.sum(shares * gains), jnp.sqrt(jnp.sum((shares * errors) ** 2))
     return first._replace(
         value=first.value + gain,

@@ -304,6 +304,12 @@ NAMES_OF_0_1_0: dict[str, str] = {
 """Registered name of each class of version 0.1.0, by its location in that version."""
 
 FIELDS_OF_0_1_0: dict[str, dict[str, str | None]] = {
+    "Annealed": {"plan": "schedule"},
+    "annealing.Particles": {
+        "eve": "ancestor",
+        "lost": "compensation",
+        "settled": "log_normaliser",
+    },
     "annealing.Plan": {"betas": "table"},
 }
 """Fields of version 0.1.0 that were renamed since, by registered name of their class:

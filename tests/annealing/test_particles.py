@@ -21,7 +21,7 @@ from small_models import all_states, drawn_from
 
 from probjax import HMC, HeatBath, Metropolis, annealing, ising, rbm
 from probjax.annealing import Geometric, Straight, ais, reverse_ais
-from probjax.annealing.particles import _add
+from probjax.annealing.particles import _compensated_sum
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
 from probjax.random import keys_of
@@ -281,7 +281,7 @@ def test_sums_of_many_keep_what_rounding_would_lose():
     @jax.jit
     def total(changes):
         def add(carry, change):
-            return _add(*carry, change), None
+            return _compensated_sum(*carry, change), None
 
         return sum(jax.lax.scan(add, carry, changes)[0])
 

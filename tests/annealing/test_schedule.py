@@ -14,7 +14,7 @@ from probjax.annealing import (
     sigmoid,
     towards_one,
 )
-from probjax.annealing.paths import check_betas
+from probjax.annealing.schedule import check_betas
 from probjax.bases import Exponential, Gaussian
 from probjax.samplers import Bounds
 
@@ -34,9 +34,9 @@ def test_runs_with_a_pilot_find_log_z(path, key):
     )
     assert abs(found.log_z - crooked_log_z(PARAMS)) < 5 * found.stderr < 0.3
     assert float(np.nanmin(found.accept)) > 0.8
-    assert found.plan.betas[0] == 0
-    assert found.plan.betas[-1] == 1
-    assert np.all(np.diff(found.plan.betas) >= 0)
+    assert found.schedule.betas[0] == 0
+    assert found.schedule.betas[-1] == 1
+    assert np.all(np.diff(found.schedule.betas) >= 0)
 
 
 def test_bounds_hold_all_the_way(key):

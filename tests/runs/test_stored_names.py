@@ -23,6 +23,8 @@ HOLD_FUNCTIONS = """
     annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
     annealing.paths:Ends annealing.pilot:Adaptation apps.estimators:Hopfield
     apps.estimators:Ising apps.estimators:Potts apps.estimators:RBM apps.families:Family
+    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:AnnealingRun
+    annealing.paths:Ends annealing.adaptation:Adaptation apps.families:Family
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
@@ -41,6 +43,8 @@ HOLD_FUNCTIONS = """
 """
 INTERNAL = """
     annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
+    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning
+    apps.progress:Reading data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved

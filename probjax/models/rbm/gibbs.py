@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.annealing.paths import Ends, Path
 from probjax.bases.discrete import Bernoulli
-from probjax.bases.fits import fit_bernoulli, with_one_more
+from probjax.bases.fits import add_pseudo_row, fit_bernoulli
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.lanes import together
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
@@ -230,7 +230,7 @@ def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Gro
     active = jax.vmap(hidden_means, (None, 0))(params, rows.x)
     mean = mean_of_observed(Data(active, rows.weights))
     # Units that are always on, or off, keep finite odds.
-    odds = jax.scipy.special.logit(with_one_more(mean, 0.5, data))
+    odds = jax.scipy.special.logit(add_pseudo_row(mean, 0.5, data))
     return base, Growth(jnp.asarray(base.log_odds), odds)
 
 
