@@ -23,7 +23,8 @@ from probjax.bases import Bernoulli, Categorical, fit_bernoulli, fit_categorical
 from probjax.checks import check_count
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.enumeration_blocks import digits
-from probjax.fitting.fit import Fit, fit
+from probjax.fitting.fit import fit
+from probjax.fitting.result import Fit
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
