@@ -177,6 +177,6 @@ def _fold_weights(key, data, num_folds):
         )
     rows = np.repeat(np.arange(count), copies)
     fold = np.asarray(jax.random.permutation(key, len(rows))) % num_folds
-    share = np.zeros((num_folds, count))
-    np.add.at(share, (fold, rows), 1)
-    return share * np.where(copies > 0, weights / np.maximum(copies, 1), 0)[None]
+    num_copies = np.zeros((num_folds, count))
+    np.add.at(num_copies, (fold, rows), 1)
+    return num_copies * np.where(copies > 0, weights / np.maximum(copies, 1), 0)[None]

@@ -18,14 +18,16 @@ Vector = Float[Array, " n"]
 
 # Constants of the Wolfe conditions: sufficient decrease, and curvature.
 _DECREASE, _CURVATURE = 1e-4, 0.9
-# Error of a loss, in units of its last place.
+# Rounding error of a loss, in units in the last place.
 _ROUNDING_UNITS = 50
 # Evaluations of one line search before it is abandoned.
 _MAX_TRIES = 25
-# Steps without progress after which the method has stalled. A step makes progress if it
-# reduces the value, or the square of the gradient to less than this share.
-_PATIENCE, _PROGRESS = 50, 0.98
-# A new length is at least this share of the bracket away from its ends.
+# Steps without progress after which the method has stalled.
+_PATIENCE = 50
+# A step makes progress if it lowers the loss, or the squared norm of the gradient to
+# this fraction of the smallest one so far.
+_PROGRESS = 0.98
+# Smallest distance of a new length from the ends of the bracket, as a fraction of it.
 _MARGIN = 0.1
 # Factor by which a length grows while no length is known to be too long.
 _GROWTH = 4
@@ -250,7 +252,7 @@ def _length_errors(state, trial):
     """Return whether a length is too long, and whether it is too short."""
     slope = state.gradient @ state.direction
     decreases = trial.value <= state.value + _DECREASE * trial.length * slope
-    # The same condition by slopes, for decreases smaller than the rounding error.
+    # The approximate condition of Hager and Zhang, if the change is below rounding.
     is_level = (trial.value <= state.value + loss_rounding(state.value)) & (
         trial.slope <= (2 * _DECREASE - 1) * slope
     )
@@ -267,9 +269,9 @@ def _next_length(near, far):
     width = far.length - near.length
     rise = 3 * (near.value - far.value) / width + near.slope + far.slope
     root = jnp.sqrt(jnp.maximum(rise**2 - near.slope * far.slope, 0))
-    share = (root + rise - near.slope) / (2 * root + far.slope - near.slope)
-    share = jnp.where(jnp.isfinite(share), share, _MARGIN)
-    inside = near.length + jnp.clip(share, _MARGIN, 1 - _MARGIN) * width
+    place = (root + rise - near.slope) / (2 * root + far.slope - near.slope)
+    place = jnp.where(jnp.isfinite(place), place, _MARGIN)
+    inside = near.length + jnp.clip(place, _MARGIN, 1 - _MARGIN) * width
     return jnp.where(jnp.isfinite(far.length), inside, _GROWTH * near.length)
 
 

@@ -142,7 +142,6 @@ def merged(
     """Combine the totals of two chunks; see `Objective.reduce`."""
     values, gradients, weights = zip(first, second, strict=True)
     weights = jnp.stack(weights)
-    value, shares = jax.value_and_grad(reduce)(jnp.stack(values), weights)
-    parts = zip(shares, gradients, strict=True)
-    summed = jax.tree.map(jnp.add, *(scaled(share, part) for share, part in parts))
-    return value, summed, weights.sum()
+    value, factors = jax.value_and_grad(reduce)(jnp.stack(values), weights)
+    parts = [scaled(*pair) for pair in zip(factors, gradients, strict=True)]
+    return value, jax.tree.map(jnp.add, *parts), weights.sum()

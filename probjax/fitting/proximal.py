@@ -31,11 +31,11 @@ from probjax.types import Array, Penalty, PyTree, Scalar
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2
 # The step t is accepted if the curvature of the loss is below (1 - _SLACK) / t.
 _SLACK = 0.05
-# Share of |residual|^2 / t by which a step of the search has to lower the envelope.
+# A step of the search has to lower the envelope by this times |residual|^2 / t.
 _DECREASE = _SLACK / 4
-# The model of the loss with that curvature: this share of |residual|^2 / t.
+# The quadratic term of the model with that curvature is this times |residual|^2 / t.
 _CURVATURE = (1 - _SLACK) / 2
-# Share of the direction below which the search falls back to the proximal step.
+# Position along the direction below which the search takes the proximal step.
 _SMALLEST_SHARE = 1e-3
 # Shortest step of the proximal map.
 _SMALLEST_STEP = 1e-12

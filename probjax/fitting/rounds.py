@@ -111,7 +111,12 @@ def advance(
     data: Data,
     limit: Array | int | None,
 ) -> Run:
-    """Run rounds until the fit is over or `limit` steps have been taken in all."""
+    """Run rounds until the fit is over or `limit` steps have been taken in all.
+
+    Args:
+        params: initial parameters, for their shapes; `run` has the current point.
+        limit: number of steps, counted from the start of the fit; None for no limit.
+    """
 
     def busy(run):
         more = True if limit is None else run.step < limit
@@ -273,7 +278,14 @@ def tell(
     value: Scalar,
     gradient: PyTree,
 ) -> Run:
-    """Return the run after one evaluation of the loss, at the point asked for."""
+    """Return the run after the loss was evaluated at the point that `ask` returned.
+
+    Args:
+        data: rows that the stopping rule receives.
+        problem: optional inputs of the optimisation method.
+        value: loss at that point.
+        gradient: gradient of the loss in the coordinates.
+    """
     method = coordinates.method.tell(problem, run.method, value, gradient)
     norm = coordinates.gradient_norm(method)
     num_new = jnp.where(method.accepted, 1, 0)

@@ -41,7 +41,7 @@ class Report(NamedTuple):
     """
 
     rank: Scalar | float
-    """Number of eigenvectors of the metric that were inverted."""
+    """Number of eigenvalues of the metric that were inverted."""
     condition: Scalar | float
     """Approximate condition number of the inverted matrix."""
 
@@ -90,12 +90,13 @@ class BlockFactor(Factor):
         return self._mapped(tree, lambda k, flat: _damped(self.shifts[k], flat))
 
     def _mapped(self, tree, function):
-        leaves, form = jax.tree.flatten(tree)
+        """Apply a function of a block's number and vector to the blocks of a tree."""
+        leaves, structure = jax.tree.flatten(tree)
         for k, group in enumerate(self.groups):
             flat, unravel = ravel_pytree([leaves[place] for place in group])
             for place, leaf in zip(group, unravel(function(k, flat)), strict=True):
                 leaves[place] = leaf
-        return form.unflatten(leaves)
+        return structure.unflatten(leaves)
 
 
 @recipe
@@ -104,6 +105,7 @@ class DiagonalFactor(Factor):
 
     inverse: PyTree
     shift: Scalar | None
+    """Damping that was added to the metric; None if it is not a shift."""
     report: Report = Factor.report
 
     def solve(self, tree: PyTree) -> PyTree:
@@ -164,8 +166,9 @@ class IterativeFactor(Factor):
         system = self.regulariser.system(self.linear.times, self.scale)
         if system is None:
             raise ValueError(
-                "damping must not need eigenvalues, as conjugate gradients compute no "
-                f"eigenvalues, got {self.regulariser!r}; try Ridge() or Robust()"
+                "damping must not need eigenvalues, because conjugate gradients "
+                f"compute no eigenvalues, got {self.regulariser!r}; try Ridge() or "
+                "Robust()"
             )
         left, right = system
         solution, _ = cg(
@@ -201,9 +204,9 @@ def inverse_root(
     lower = jnp.linalg.cholesky(matrix + shift * unit)
 
     def by_cholesky():
-        lengths = jnp.diagonal(lower)
+        pivots = jnp.diagonal(lower)
         rank = jnp.full((), len(matrix), matrix.dtype)
-        condition = (lengths.max() / lengths.min()) ** 2
+        condition = (pivots.max() / pivots.min()) ** 2
         root = solve_triangular(lower, unit, lower=True).T
         return root, Report(rank, condition)
 

@@ -190,10 +190,11 @@ def fit_whitened(
     """Fit in whitened parameters, which are computed again in each turn.
 
     Args:
-        scores: definition of the metric, as for `natural_gradient`, and so are
-            `damping`, `centred` and `rows`.
+        scores: definition of the metric, as for `natural_gradient`.
         num_turns: largest number of turns. The first turn that converges is the last,
             and so is a turn that a callback stops.
+        damping: as for `whitened`, and so is `centred`.
+        rows: as for `natural_gradient`.
         optimizer: as for `fit` in each turn, and so are the arguments that follow.
             `steps_per_round=100` is a good choice.
 
