@@ -93,7 +93,7 @@ def cross_validate(
     steps_per_round: int = 2000,
     stop: StoppingRule | None = None,
 ) -> Validation:
-    """Fit `objective` at every strength, to all data and to all folds but one.
+    """Fit `objective` at every strength, to all data and to the data without each fold.
 
     Weights that are whole numbers are counts: the copies of a row are assigned to folds
     one by one, as if the rows were repeated. With other weights, each row is assigned

@@ -45,9 +45,9 @@ from probjax.types import (
 _HESSIAN_BATCH = 32
 # Largest number of entries of the row gradients that are computed at a time.
 _MAX_GRADIENT_ENTRIES = 2**22
-# A function is undetermined if more than this share of its squared gradient lies along
-# directions in which the loss is flat.
-_FLAT_SHARE = 1e-4
+# A function is undetermined if more than this fraction of its squared gradient lies
+# along directions in which the loss is flat.
+_FLAT_FRACTION = 1e-4
 # The loss is flat along eigenvectors of the scaled Hessian whose eigenvalues are below
 # this number of rounding errors of the largest.
 _FLAT_ROUNDING_UNITS = 100
@@ -96,7 +96,7 @@ class Uncertainty(NamedTuple):
         size = jnp.sum(slopes**2, axis=1)
         flat_size = jnp.sum((slopes @ self.loose) ** 2, axis=1)
         stderr = jnp.sqrt(jnp.maximum(variance, 0))
-        stderr = jnp.where(flat_size > _FLAT_SHARE * size, jnp.inf, stderr)
+        stderr = jnp.where(flat_size > _FLAT_FRACTION * size, jnp.inf, stderr)
         return back(stderr.astype(value.dtype))
 
 

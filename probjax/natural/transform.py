@@ -1,12 +1,12 @@
 """The natural gradient, G^-1 times the gradient, as an optax transformation.
 
-Its steps do not depend on how a model is parametrised, and they are as long, measured
-by the change of the model, in all directions. It is used in a chain of transformations:
+Its steps do not depend on how a model is parametrised, and descent is not slow along
+directions that change the model little. It is used in a chain of transformations:
 
     optax.chain(natural_gradient(energy_scores(energy)), optax.sgd(0.5))
 
-With momentum m and damping d, the direction u is close to the plain solution, measured
-by G, and to m times the previous direction, measured by d (SPRING):
+With momentum m and damping d, the direction u minimises the squared distance, measured
+by G, from G^-1 times the gradient, plus d |u - m u_previous|^2 (SPRING):
 
     (G + d) u = gradient + d m u_previous.
 
@@ -106,8 +106,8 @@ def natural_gradient(
             averaged, in place of the data: `states_of(energy)`,
             `draws_of(energy, sampler, num_steps=10)`, or a user's function. It is
             called for every metric.
-        num_rows: number of rows that are used: evenly spaced rows, or rows selected in
-            proportion to their weights. None for all.
+        num_rows: number of rows of the data that are used, or passed to `rows`: evenly
+            spaced rows, or rows selected in proportion to their weights. None for all.
         chunk_size: rows whose scores are computed at a time; None for as many as need
             moderate memory, with `LowRank()` up to 2^27 numbers.
         key: for `rows`; required with it.
@@ -363,8 +363,8 @@ def _check_options(scores, regulariser, solve, momentum, every, num_rows, rows, 
 def _check_update(updates, params, data):
     if params is None or data is None:
         raise ValueError(
-            "natural_gradient needs parameters and rows, which fit passes for data in "
-            "memory, got None; try update(gradient, state, params, data=rows)"
+            "natural_gradient needs parameters and rows, got None; try "
+            "update(gradient, state, params, data=rows), or fit with rows in memory"
         )
     forms = [jax.tree.structure(tree) for tree in (updates, params)]
     shapes = [list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (updates, params)]

@@ -288,7 +288,7 @@ def test_a_few_rows_stand_for_all_by_their_weights():
     chex.assert_trees_all_close(found, truth, rtol=1e-5)
     # Places are found without overflow.
     many = np.arange(1e6)[:, None]
-    taken = transform_module._thinned(Data(many), 50_000).x[:, 0]
+    taken = transform_module._selected_rows(Data(many), 50_000).x[:, 0]
     np.testing.assert_array_equal(taken, np.arange(50_000) * 20)
 
 
