@@ -32,8 +32,8 @@ class Regulariser(abc.ABC):
     """Function of the eigenvalues of a metric that replaces their inverses.
 
     Only `inverse` is required. A regulariser that adds a multiple of the identity to
-    the metric should also define `shift`, which Cholesky factors, conjugate gradients
-    and momentum need.
+    the metric should also define `shift`: Cholesky factors and momentum need it, and
+    conjugate gradients need either `shift` or `system`.
 
     >>> class SquareRoot(Regulariser):
     ...     def inverse(self, values, scale):

@@ -192,8 +192,8 @@ class LowRank(Structure):
         table = linear.row_operator()
         if table is None:
             raise ValueError(
-                "scores must be given for LowRank(), got a metric that is a matrix; "
-                "try Dense()"
+                "scores must be scores of rows for LowRank(), got a metric that is a "
+                "matrix; try Dense()"
             )
         _check_damped("LowRank()", regulariser)
         if table.num_rows > MAX_PARAMETERS:
@@ -239,7 +239,7 @@ class ConjugateGradient(Structure):
     """Inverse of the whole metric by conjugate gradients, for any number of parameters.
 
     Args:
-        num_iterations: largest number of products with the metric.
+        num_iterations: largest number of iterations.
         tolerance: norm of the residual, relative to that of the gradient, at which
             iterations end.
 

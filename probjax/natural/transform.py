@@ -338,8 +338,8 @@ def _check_options(scores, regulariser, solve, momentum, every, num_rows, rows, 
         )
     if solve.keeps_rows and not scores.has_rows:
         raise ValueError(
-            f"scores must be given for {solve!r}, got a metric that is a matrix; try "
-            "Dense()"
+            f"scores must be scores of rows for {solve!r}, got a metric that is a "
+            "matrix; try Dense()"
         )
     if rows is not None and key is None:
         raise ValueError(
