@@ -58,5 +58,5 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
 
 
 def scaled(scale: Float[Array, ""], tree: PyTree) -> PyTree:
-    """Multiply every leaf by `scale`."""
-    return jax.tree.map(lambda leaf: scale * leaf, tree)
+    """Multiply every leaf by `scale`, in the dtype of the leaf."""
+    return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, tree)

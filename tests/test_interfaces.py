@@ -56,7 +56,7 @@ from probjax.connectivity import AllFlips, BitFlips, Joined
 from probjax.data import FixedFlips, blocks
 from probjax.data.corruption import Corruption
 from probjax.fitting import StoppingRule, charts, uncertainty
-from probjax.fitting.descent import DescentMethod
+from probjax.fitting.optimisers import DescentMethod
 from probjax.forwarding import ForwardingObjective, ForwardingSampler
 from probjax.natural import (
     Regulariser,
@@ -66,7 +66,7 @@ from probjax.natural import (
     fit_whitened,
 )
 from probjax.natural.factors import Factor
-from probjax.natural.operators import Linear
+from probjax.natural.operators import MetricOperator
 from probjax.objectives import Corrupted, Sparse
 from probjax.trees import as_array
 from probjax.types import Context, Info, Neighbours
@@ -74,7 +74,7 @@ from probjax.types import Context, Info, Neighbours
 PACKAGE = Path(probjax.__file__).parent
 INTERFACES = (Base, Chart, Connectivity, Objective, Penalty, Sampler, StoppingRule)
 INTERFACES += (annealing.Path, Corruption, DescentMethod)
-INTERFACES += (Regulariser, Structure, Factor, Linear)
+INTERFACES += (Regulariser, Structure, Factor, MetricOperator)
 # Where names are computed by necessity: fields of recipes, files, digests, and what
 # other libraries return.
 COMPUTED = {"recipe.py", "storage.py", "stored_names.py", "digest.py", "contents.py"}
@@ -411,7 +411,7 @@ def test_wrappers_hide_nothing():
     found = fit(KEY, inner, PARAMS, some, stop=FewSteps())
     noisy = Corrupted(inner, FixedFlips(1))
     fitted = found._replace(context=Context(((), ()), found.context.shared))
-    with pytest.raises(ValueError, match="with exclude_data rows decide"):
+    with pytest.raises(ValueError, match="sum over rows .* with exclude_data"):
         uncertainty(noisy, fitted, some)
     never = np.array([[0, 1, 0], [0, 0, 1], [0, 1, 1]])
     sparse = Sparse(MPF(ising.energy), minus_first, target=0.5, strength=0.0)

@@ -23,7 +23,8 @@ from probjax.apps.families import FAMILIES, Independent, StateSpace
 from probjax.bases import fit_bernoulli, fit_categorical
 from probjax.checks import check_count
 from probjax.exact.enumeration_blocks import digits
-from probjax.fitting.fit import Fit, fit
+from probjax.fitting.fit import fit
+from probjax.fitting.result import Fit
 from probjax.samplers import Draws, sample
 from probjax.types import Array, Data, Objective, Params, Penalty, PRNGKeyArray
 

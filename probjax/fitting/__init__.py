@@ -1,16 +1,11 @@
-"""Fitting: drivers that minimise objectives, methods of descent, and error bars."""
+"""Fitting: drivers that minimise objectives, optimisation methods, and error bars."""
 
 from probjax.fitting import charts
 from probjax.fitting.cross_validation import Validation, cross_validate
-from probjax.fitting.fit import (
-    ConvergenceWarning,
-    Fit,
-    UnboundedWarning,
-    fit,
-    loss,
-)
+from probjax.fitting.fit import fit, loss
 from probjax.fitting.nodewise import fit_nodes
 from probjax.fitting.path import RegularisationPath, fit_path
+from probjax.fitting.result import ConvergenceWarning, Fit, UnboundedWarning
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.fitting.uncertainty import Uncertainty, uncertainty
 

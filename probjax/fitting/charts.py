@@ -1,12 +1,12 @@
 """Charts: the coordinates in which `fit(..., chart=...)` descends.
 
 A chart is a pair of maps, coordinates = forward(params) and params =
-inverse(coordinates). Descent in other coordinates takes another way to the same
-minimum; these charts also confine it, to parameters with some entries held (`Frozen`)
-or above zero (`Positive`); after `Affine`, above or below any number.
+inverse(coordinates). Other coordinates lead to the same minimum along another path.
+These charts also constrain the parameters: `Frozen` holds some entries at given values,
+and `Positive` keeps entries above zero, or, after `Affine`, above or below any number.
 
-Which entries they are is said by a tree of booleans like the parameters or a prefix of
-it: one boolean stands for a leaf or a whole subtree, an array of them for the entries
+The entries are selected by a tree of booleans like the parameters, or a prefix of it:
+one boolean selects a leaf or a whole subtree, and an array of booleans selects entries
 of a leaf.
 """
 
@@ -20,14 +20,14 @@ from probjax.types import Chart, Params, PyTree
 
 @recipe
 class Frozen(Chart):
-    """Only some entries move; the others are held at given values.
+    """Chart in which some entries are free, and the others are held at given values.
 
-    Both maps are where(free, entry, value), so that frozen entries start at `values`
-    wherever they are asked to start, and no descent moves them.
+    Both maps are where(free, entry, value), so that frozen entries have their `values`
+    from the start, whatever the initial parameters, and never change.
 
     Args:
-        values: a tree like the parameters; what it holds at free entries is not used.
-        free: which entries may move.
+        values: a tree like the parameters; its values at free entries are ignored.
+        free: a tree of booleans that selects the free entries.
 
     >>> from probjax import PseudoLikelihood, exact, fit, ising
     >>> held = ising.Params(bias=jnp.array([0.0, 0.5, 1.0]), coupling=jnp.zeros(3))
@@ -43,17 +43,17 @@ class Frozen(Chart):
     free: PyTree
 
     def forward(self, params: Params) -> Params:
-        return self._held(params)
+        return self._with_values(params)
 
     def inverse(self, coordinates: Params) -> Params:
-        return self._held(coordinates)
+        return self._with_values(coordinates)
 
-    def _held(self, params):
-        shapes, mine = jax.tree.map(jnp.shape, (params, self.values))
-        if jax.tree.flatten(shapes) != jax.tree.flatten(mine):
+    def _with_values(self, params):
+        shapes, own_shapes = jax.tree.map(jnp.shape, (params, self.values))
+        if jax.tree.flatten(shapes) != jax.tree.flatten(own_shapes):
             raise ValueError(
-                f"values must be a tree like params of the same shapes, {shapes}, "
-                f"got {mine}"
+                f"values must be a tree like params with the shapes {shapes}, got "
+                f"{own_shapes}"
             )
         masks = _masks("free", self.free, params)
         return jax.tree.map(jnp.where, masks, params, self.values)
@@ -61,13 +61,13 @@ class Frozen(Chart):
 
 @recipe
 class Positive(Chart):
-    """Some entries, by default all, are above zero; their coordinate is the logarithm.
+    """Chart in which some entries are positive: their coordinates are their logarithms.
 
-    Where the loss is least at zero itself, an entry shrinks for ever and the gradient
-    in it does not: such a fit warns that it has not converged.
+    If the minimum of the loss is at zero, an entry shrinks without end while its
+    gradient does not vanish, and the fit warns that it has not converged.
 
     Args:
-        where: which entries they are.
+        where: a tree of booleans that selects the positive entries; by default all.
 
     >>> Positive().inverse(jnp.zeros(2)).tolist()
     [1.0, 1.0]
@@ -77,31 +77,32 @@ class Positive(Chart):
 
     def forward(self, params: Params) -> PyTree:
         masks = _masks("where", self.where, params)
-        positive = _elsewhere(1, masks, params)
+        positive = _replaced_outside(1, masks, params)
         if not holds(_is_positive, positive):
             leaves = filter(is_concrete, jax.tree.leaves(positive))
             least = min(float(leaf.min()) for leaf in leaves)
             raise ValueError(
-                f"params must be above zero where the chart is positive, got {least}"
+                "params must be above zero at the entries that Positive selects, got "
+                f"{least}"
             )
         return jax.tree.map(jnp.where, masks, jax.tree.map(jnp.log, positive), params)
 
     def inverse(self, coordinates: PyTree) -> Params:
         masks = _masks("where", self.where, coordinates)
-        grown = jax.tree.map(jnp.exp, _elsewhere(0, masks, coordinates))
-        return jax.tree.map(jnp.where, masks, grown, coordinates)
+        positive = jax.tree.map(jnp.exp, _replaced_outside(0, masks, coordinates))
+        return jax.tree.map(jnp.where, masks, positive, coordinates)
 
 
 @recipe
 class Affine(Chart):
-    """Entries are a shift and a scale times their coordinate.
+    """Chart with params = shift + scale * coordinates.
 
-    Before `Positive` in `Composed`, a shift is what entries are above, and with a scale
-    of -1, below.
+    Before `Positive` in `Composed`, the shift is a lower bound of the entries, or, with
+    a scale of -1, an upper bound.
 
     Args:
-        shift: a tree of numbers like the parameters or a prefix of it.
-        scale: likewise, none of them zero.
+        shift: a tree of numbers like the parameters, or a prefix of it.
+        scale: a tree of numbers other than zero, like `shift`.
 
     >>> below_half = Composed((Affine(0.5, -1.0), Positive()))
     >>> below_half.inverse(jnp.zeros(2)).tolist()
@@ -113,7 +114,9 @@ class Affine(Chart):
 
     def __post_init__(self):
         if not holds(_is_finite_not_zero, self.scale):
-            raise ValueError(f"scale must be finite and not zero, got {self.scale}")
+            raise ValueError(
+                f"scale must be finite and not zero, got {self.scale}; try 1.0"
+            )
 
     def forward(self, params: Params) -> PyTree:
         shift, scale = self._numbers(params)
@@ -125,15 +128,19 @@ class Affine(Chart):
 
     def _numbers(self, params):
         pairs = {"shift": self.shift, "scale": self.scale}.items()
-        return [_spread(*pair, params, "number", jnp.number) for pair in pairs]
+        return [_broadcast(*pair, params, "number", jnp.number) for pair in pairs]
 
 
 @recipe
 class Composed(Chart):
-    """Charts one after the other: forward from the first to the last.
+    """Composition of charts; `forward` applies them from the first to the last.
 
-    The first is of the parameters themselves, each other of the coordinates before it:
-    `Composed((Frozen(values, free), Positive()))` holds values and not logarithms.
+    The first chart receives the parameters, and each other chart the coordinates of the
+    chart before it. In `Composed((Frozen(values, free), Positive()))`, the values are
+    those of parameters, not of logarithms.
+
+    Args:
+        charts: the charts, at least one.
 
     >>> held = Frozen(jnp.array([5.0, 7.0]), free=jnp.array([False, True]))
     >>> Composed((held, Positive())).inverse(jnp.zeros(2)).tolist()
@@ -157,19 +164,19 @@ class Composed(Chart):
 
 
 def _masks(name, prefix, params):
-    return _spread(name, prefix, params, "boolean", jnp.bool_)
+    return _broadcast(name, prefix, params, "boolean", jnp.bool_)
 
 
-def _spread(name, prefix, params, what, kind):
-    """`prefix` spread over all leaves of `params`."""
+def _broadcast(name, prefix, params, what, kind):
+    """Broadcast `prefix` to all leaves of `params`, and check dtypes and shapes."""
     try:
-        spread = jax.tree.broadcast(prefix, params)
+        full = jax.tree.broadcast(prefix, params)
     except ValueError:
         raise ValueError(
             f"{name} must be a tree like params or a prefix of it, "
             f"{jax.tree.structure(params)}, got {jax.tree.structure(prefix)}"
         ) from None
-    pairs = zip(jax.tree.leaves(spread), jax.tree.leaves(params), strict=True)
+    pairs = zip(jax.tree.leaves(full), jax.tree.leaves(params), strict=True)
     for part, leaf in pairs:
         found, shape = jnp.result_type(part), jnp.shape(part)
         if not jnp.issubdtype(found, kind) or shape not in ((), jnp.shape(leaf)):
@@ -177,14 +184,14 @@ def _spread(name, prefix, params, what, kind):
                 f"{name} must hold one {what} or an array of them for a leaf of shape "
                 f"{jnp.shape(leaf)}, got {found} of shape {shape}"
             )
-    return spread
+    return full
 
 
-def _elsewhere(value, masks, params):
-    """`params` with `value` outside the masks.
+def _replaced_outside(value, masks, params):
+    """Replace entries outside the masks by `value`.
 
-    What a function makes of the entries there is thrown away, but its derivative would
-    not be: 0 times the slope of a logarithm at 0 is NaN.
+    The logarithm of these entries is not used, but its derivative enters the gradient:
+    0 times the slope of a logarithm at 0 is NaN.
     """
     return jax.tree.map(lambda mask, p: jnp.where(mask, p, value), masks, params)
 

@@ -1,10 +1,11 @@
-"""How strong a penalty should be, by how well rows left out are told.
+"""Cross-validation of the strength of a penalty.
 
     score(s) = mean over folds of loss(theta(s) fitted to the other folds) on the fold
 
-A fold's rows are left out by a weight of zero, so all fits are runs of one program,
-each from the fit of the strength before. The score is a loss without the penalty: that
-of the objective itself, or of another one, as the exact likelihood where there is one.
+Rows of a fold are left out by setting their weights to zero, so that all fits run one
+compiled program. Each fit starts from the fit at the previous strength. The score is a
+loss without the penalty: of the fitted objective, or of another one, such as the exact
+likelihood of a small model.
 
 Reference: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning,
 section 7.10.
@@ -36,7 +37,7 @@ from probjax.types import (
 
 
 class Validation(NamedTuple):
-    """The outcome of `cross_validate`.
+    """Result of `cross_validate`.
 
     >>> strengths, ones = jnp.array([1.0, 0.1, 0.01]), jnp.ones(3)
     >>> path = RegularisationPath(strengths, jnp.zeros(3), ones, ones, ones)
@@ -46,34 +47,34 @@ class Validation(NamedTuple):
     """
 
     scores: Float[Array, "fold n"]
-    """The loss on each fold of the fits to the others, without the penalty."""
+    """Loss on each fold, without the penalty, of the fits to the other folds."""
     path: RegularisationPath
-    """The fits to all data, `path.at(best)` above all."""
+    """Fits to all data; `path.at(best)` are the selected parameters."""
 
     @property
     def strengths(self) -> Float[Array, " n"]:
-        """From the strongest penalty to the weakest."""
+        """Strengths of the penalty, in decreasing order."""
         return self.path.strengths
 
     @property
     def mean(self) -> Float[Array, " n"]:
-        """The score of each strength, over folds."""
+        """Mean score over folds, for each strength."""
         return self.scores.mean(0)
 
     @property
     def best(self) -> int:
-        """Which strength has the lowest score."""
+        """Index of the strength with the lowest mean score."""
         return int(jnp.argmin(self.mean))
 
     @property
     def simplest(self) -> int:
-        """The strongest penalty that is no worse than the best beyond its noise.
+        """Index of the strongest penalty whose score is within noise of the best.
 
-        The noise is one standard error, over folds, of the difference between the two.
+        The noise is one standard error, over folds, of the difference of the scores.
         """
-        worse = self.scores - self.scores[:, self.best][:, None]
-        noise = worse.std(0, ddof=1) / np.sqrt(len(worse))
-        return int(jnp.argmax(worse.mean(0) <= noise))
+        excess = self.scores - self.scores[:, self.best][:, None]
+        stderr = excess.std(0, ddof=1) / np.sqrt(len(excess))
+        return int(jnp.argmax(excess.mean(0) <= stderr))
 
 
 def cross_validate(
@@ -92,17 +93,18 @@ def cross_validate(
     steps_per_round: int = 2000,
     stop: StoppingRule | None = None,
 ) -> Validation:
-    """Fit `objective` at every strength to all data, and to all but each fold.
+    """Fit `objective` at every strength, to all data and to the data without each fold.
 
-    Weights that are whole numbers are counts, and the copies of a row are dealt out to
-    the folds one by one, as if the rows were repeated; rows with other weights are
-    dealt out whole.
+    Weights that are whole numbers are counts: the copies of a row are assigned to folds
+    one by one, as if the rows were repeated. With other weights, each row is assigned
+    to one fold.
 
     Args:
-        score: the loss of rows left out; `objective` if None.
-        num_folds: how many parts the data are dealt into.
-        penalty: as for `fit_path`, and so are all others. Strengths that are not given
-            are those of the path on all data.
+        penalty: as for `fit_path`, and so are the arguments that are not listed here.
+            If `strengths` is None, all fits use the strengths of the path on all data.
+        score: objective whose loss is computed on the rows left out; None for
+            `objective`.
+        num_folds: number of parts into which the data are divided, at least 2.
 
     >>> from probjax import L2, ScoreMatching
     >>> def energy(mean, x):
@@ -114,20 +116,24 @@ def cross_validate(
     (1, True)
     """
     check_count("num_folds", num_folds, least=2)
-    for loss_of in (objective, score or objective):
-        if not loss_of.has_value:
+    for name, used in {"objective": objective, "score": score or objective}.items():
+        if not used.has_value:
             raise ValueError(
-                f"the value of {type(loss_of).__name__} says nothing to choose by: "
-                "give another objective, as PseudoLikelihood"
+                f"{name} must have a loss value by which strengths are compared, got "
+                f"{type(used).__name__}, which defines only a gradient; try "
+                "PseudoLikelihood"
             )
     data = as_data(data)
     refuse_mask(data, "strengths are compared on complete rows")
     if not is_concrete((params, data)):
-        raise ValueError("cross_validate works on the host: not inside jit or vmap")
+        raise ValueError(
+            "cross_validate must be called outside jit and vmap, because it runs on "
+            "the host, got traced params or data"
+        )
     fold_key, fit_key, score_key = jax.random.split(key, 3)
-    held = _deal(fold_key, data, num_folds)
+    folds = _fold_weights(fold_key, data, num_folds)
 
-    def learn(weights, strengths):
+    def fit_weighted(weights, strengths):
         return fit_path(
             fit_key,
             objective,
@@ -142,33 +148,35 @@ def cross_validate(
             stop=stop,
         )
 
-    def judge(path, weights):
+    def score_fold(path, weights):
         rows = data._replace(weights=jnp.asarray(weights))
-        judged = objective if score is None else score
+        used = objective if score is None else score
         members = map(path.at, range(len(path.strengths)))
-        return jnp.stack([loss(score_key, judged, member, rows) for member in members])
+        return jnp.stack([loss(score_key, used, member, rows) for member in members])
 
-    # With weights as the folds have them, to be a run of the same program.
-    total = held.sum(0)
-    path = learn(jnp.asarray(total), strengths)
+    # Weights are passed even if all are 1, so that all fits run the same program.
+    total = folds.sum(0)
+    path = fit_weighted(jnp.asarray(total), strengths)
     scores = [
-        judge(learn(jnp.asarray(total - fold), path.strengths), fold) for fold in held
+        score_fold(fit_weighted(jnp.asarray(total - fold), path.strengths), fold)
+        for fold in folds
     ]
     return Validation(jnp.stack(scores), path)
 
 
-def _deal(key, data, num_folds):
-    """The weight of every row in every fold, which together are the data's."""
+def _fold_weights(key, data, num_folds):
+    """Return the weight of each row in each fold; they add up to the row's weight."""
     count = num_rows(data)
     weights = np.ones(count) if data.weights is None else np.asarray(data.weights)
     counts = np.round(weights).astype(int)
     copies = counts if np.array_equal(counts, weights) else (weights > 0).astype(int)
     if copies.sum() < num_folds:
         raise ValueError(
-            f"num_folds must not exceed the {copies.sum()} rows, got {num_folds}"
+            f"num_folds must not exceed the {copies.sum()} rows, got {num_folds}; try "
+            "num_folds=2"
         )
     rows = np.repeat(np.arange(count), copies)
     fold = np.asarray(jax.random.permutation(key, len(rows))) % num_folds
-    share = np.zeros((num_folds, count))
-    np.add.at(share, (fold, rows), 1)
-    return share * np.where(copies > 0, weights / np.maximum(copies, 1), 0)[None]
+    num_copies = np.zeros((num_folds, count))
+    np.add.at(num_copies, (fold, rows), 1)
+    return num_copies * np.where(copies > 0, weights / np.maximum(copies, 1), 0)[None]

@@ -1,14 +1,15 @@
-"""The loss over many rows and its gradient, chunk by chunk.
+"""The loss over many rows and its gradient, computed in chunks of rows.
 
-Chunks bound memory, stay in a processor's cache, and keep float32 sums accurate: one
-long sum of a million terms would lose what a gradient near its zero is made of. They
-are exact: `reduce` is a weighted mean of a transform, so two chunks' values reduce to
-the whole's by their weights, and the derivatives of that reduction are the shares of
-the chunks' gradients.
+Chunks bound memory, fit into a processor's cache, and keep float32 sums accurate: in
+one long sum of a million terms, the rounding error would exceed a gradient near zero.
+Chunks are exact. `reduce` is a weighted mean of a transform of the rows' values, so
+that the values of two chunks reduce, by their weights, to the value of all rows; the
+derivatives of this reduction are the factors of the chunks' gradients.
 
-A function of a mean over rows, as of how often a hidden unit is on, is no mean over
-rows itself. Its gradient is one, once the mean m is known: that of f(m) is the mean of
-f'(m) ds over rows' statistics s. So there are two passes, and chunks are exact again.
+A function f of a mean m over rows, such as the mean activity of a hidden unit, is not
+itself a mean over rows. Its gradient is: with the statistic s of each row, the gradient
+of f(m) is the mean over rows of f'(m) ds. A first pass computes m, a second pass the
+gradient, and chunks are exact again.
 """
 
 from collections.abc import Callable
@@ -25,19 +26,21 @@ from probjax.trees import float_dtype, scaled, weighted_mean
 from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, has_statistic
 
 CACHED_ROWS = 4096
+"""Rows per chunk on a CPU: their gradients fit into its cache."""
 
 
 def default_chunk_size(data: Data) -> int:
-    """`CACHED_ROWS` on CPUs; all rows elsewhere, where sums are trees already.
+    """Return `CACHED_ROWS` on a CPU, and the number of all rows otherwise.
 
-    And where rows are spread over devices that are not known, which would have to send
-    each other all of a chunk.
+    Accelerators add in pairs, so that long sums are accurate. All rows are also one
+    chunk if they are distributed over devices without a mesh in the context, because
+    the devices would have to exchange every chunk.
     """
     on_cpu = jax.default_backend() == "cpu"
     leaves = [leaf for leaf in jax.tree.leaves(data.x) if is_concrete(leaf)]
-    spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves)
-    known = num_devices() > 1 or not spread
-    return CACHED_ROWS if on_cpu and known else num_rows(data)
+    distributed = any(len(leaf.sharding.device_set) > 1 for leaf in leaves)
+    has_mesh = num_devices() > 1
+    return CACHED_ROWS if on_cpu and (has_mesh or not distributed) else num_rows(data)
 
 
 def loss_over_rows(
@@ -48,59 +51,61 @@ def loss_over_rows(
     *,
     chunk_size: int | None,
 ) -> tuple[Scalar, Params]:
-    """Compute the reduction of the rows, and its gradient in the parameters.
+    """Compute the reduction over rows, and its gradient in the parameters.
 
-    `chunk_size` is the number of rows evaluated at a time; None for all.
+    Args:
+        context: part of the objective's context that belongs to rows.
+        chunk_size: number of rows evaluated at a time; None for all.
     """
     chunk_size = chunk_size or num_rows(data)
     weights = data.weights
     if weights is None:
         weights = jnp.ones(num_rows(data), float_dtype(params))
     rows = (data.x, weights, context)
-    found = _reduced(objective.reduce, objective.row, params, *rows, chunk_size)
+    total = _reduced(objective.reduce, objective.row, params, *rows, chunk_size)
     if not has_statistic(objective, params, data.x):
-        return found
-    beside = _of_mean(objective, params, data.x, weights, chunk_size)
-    return jax.tree.map(jnp.add, found, beside)
+        return total
+    added = _loss_of_mean(objective, params, data.x, weights, chunk_size)
+    return jax.tree.map(jnp.add, total, added)
 
 
 def _reduced(reduce, row, params, x, weights, context, chunk_size):
-    """The reduction of `row` over the rows, and its gradient."""
+    """Compute the reduction of `row` over all rows, and its gradient."""
 
-    def part(params, x, weights, context):
+    def chunk_loss(params, x, weights, context):
         values = jax.vmap(row, (None, 0, 0))(params, x, context)
         return reduce(values, weights)
 
-    of_chunk = jax.value_and_grad(part)
-    num_chunks, size = _cuts(len(weights), chunk_size)
+    evaluate = jax.value_and_grad(chunk_loss)
+    num_chunks, size = _chunks(len(weights), chunk_size)
     if num_chunks == 1:
-        return of_chunk(params, x, weights, context)
+        return evaluate(params, x, weights, context)
 
     def add(i, total):
-        (mine, rows), counted = cut_chunk(i, size, (x, context), weights)
-        value, gradient = of_chunk(params, mine, counted, rows)
+        (rows, rows_context), counted = cut_chunk(i, size, (x, context), weights)
+        value, gradient = evaluate(params, rows, counted, rows_context)
         return merged(reduce, total, (value, gradient, counted.sum()))
 
-    total = no_rows(params, weights.dtype)
+    total = empty_total(params, weights.dtype)
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
 
 
-def _of_mean(objective, params, x, weights, chunk_size):
-    """`objective.of_mean` of the mean statistic, and its gradient."""
+def _loss_of_mean(objective, params, x, weights, chunk_size):
+    """Compute `objective.of_mean` of the mean statistic, and its gradient."""
 
-    def total(x, weights):
+    def weighted_sum(x, weights):
         return weights @ jax.vmap(objective.statistic, (None, 0))(params, x)
 
-    def add(i, found):
-        return found + total(*cut_chunk(i, size, x, weights))
+    def add(i, total):
+        return total + weighted_sum(*cut_chunk(i, size, x, weights))
 
-    num_chunks, size = _cuts(len(weights), chunk_size)
+    num_chunks, size = _chunks(len(weights), chunk_size)
     if num_chunks == 1:
-        summed = total(x, weights)
+        summed = weighted_sum(x, weights)
     else:
-        shape = jax.eval_shape(total, x, weights)
-        nothing = jnp.zeros(shape.shape, shape.dtype)
-        summed = jax.lax.fori_loop(0, num_chunks, add, nothing)
+        shape = jax.eval_shape(weighted_sum, x, weights)
+        zeros = jnp.zeros(shape.shape, shape.dtype)
+        summed = jax.lax.fori_loop(0, num_chunks, add, zeros)
     value, slope = jax.value_and_grad(objective.of_mean)(summed / weights.sum())
 
     def row(params, x, context):
@@ -110,9 +115,11 @@ def _of_mean(objective, params, x, weights, chunk_size):
     return value, gradient
 
 
-def _cuts(count, chunk_size):
-    """How many chunks of `chunk_size` on each device, and of what size: as even as can
-    be, so that the last one repeats next to nothing.
+def _chunks(count, chunk_size):
+    """Return the number of chunks and their size, at most `chunk_size` on each device.
+
+    The chunks are as even as possible, because the last one repeats rows to be as long
+    as the others.
     """
     parts = num_parts(count)
     num_chunks = -(-count // (chunk_size * parts))
@@ -120,21 +127,21 @@ def _cuts(count, chunk_size):
 
 
 Total = tuple[Scalar, Params, Scalar]
+"""Value, gradient and weight of some rows."""
 
 
-def no_rows(params: Params, kind: np.dtype) -> Total:
-    """The value, the gradient and the weight of no rows, to which others are added."""
-    nothing = jnp.zeros((), kind)
-    return nothing, jax.tree.map(jnp.zeros_like, params), nothing
+def empty_total(params: Params, dtype: np.dtype) -> Total:
+    """Return the total of no rows, to which chunks are added."""
+    zero = jnp.zeros((), dtype)
+    return zero, jax.tree.map(jnp.zeros_like, params), zero
 
 
 def merged(
     reduce: Callable[[Array, Array], Scalar], first: Total, second: Total
 ) -> Total:
-    """Two chunks' value, gradient and weight as one: see `Objective.reduce`."""
+    """Combine the totals of two chunks; see `Objective.reduce`."""
     values, gradients, weights = zip(first, second, strict=True)
     weights = jnp.stack(weights)
-    value, shares = jax.value_and_grad(reduce)(jnp.stack(values), weights)
-    parts = zip(shares, gradients, strict=True)
-    summed = jax.tree.map(jnp.add, *(scaled(share, part) for share, part in parts))
-    return value, summed, weights.sum()
+    value, factors = jax.value_and_grad(reduce)(jnp.stack(values), weights)
+    parts = [scaled(*pair) for pair in zip(factors, gradients, strict=True)]
+    return value, jax.tree.map(jnp.add, *parts), weights.sum()

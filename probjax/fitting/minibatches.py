@@ -1,8 +1,8 @@
-"""Minibatches: which rows each round and each step of a fit sees.
+"""Minibatches: the rows that each round and each step of a fit uses.
 
-A round is dealt the rows that its steps will visit, so that only their context need be
-refreshed: a few batches where rounds are short, all rows where they are long. Rows with
-weights are dealt in proportion to them, and then count equally.
+A round selects the rows that its steps will visit, so that only their context has to be
+refreshed: a few batches if rounds are short, all rows if rounds are long. Rows with
+weights are selected in proportion to their weights and then count equally.
 """
 
 from typing import NamedTuple
@@ -16,69 +16,79 @@ Weights = Float[Array, " row"] | None
 
 
 class Batches(NamedTuple):
-    """Rows dealt out like cards: to each round a hand, to each of its steps a batch."""
+    """Minibatch state: a shuffled order of the rows, and the rows of this round."""
 
-    deck: Array
-    """Rows in shuffled order."""
-    dealt: Array
-    """How many of them rounds have had since it was shuffled."""
-    hand: Array
-    """The rows this round visits."""
+    order: Array
+    """Indices of all rows in shuffled order."""
+    num_used: Array
+    """Number of rows that rounds have used since `order` was shuffled."""
+    round_rows: Array
+    """Indices of the rows that this round visits."""
 
     @property
-    def whole(self) -> bool:
-        """Whether rounds are long enough to visit every row."""
-        return len(self.hand) == len(self.deck)
+    def covers_all(self) -> bool:
+        """Whether a round is long enough to visit every row."""
+        return len(self.round_rows) == len(self.order)
 
 
 def shuffle(key: PRNGKeyArray, weights: Weights, count: int) -> Array:
-    """`count` rows in random order: each once, or as often as its weight asks."""
-    order_key, offset_key, deck_key = jax.random.split(key, 3)
+    """Return `count` row indices in random order.
+
+    Each row occurs once, or in proportion to its weight.
+    """
+    order_key, offset_key, shuffle_key = jax.random.split(key, 3)
     order = jax.random.permutation(order_key, count)
     if weights is None:
         return order
-    # A comb of equal steps over the weights laid end to end: no row strays from its
-    # share by more than one. Laid in random order, lest the comb meet a pattern.
-    comb = (jax.random.uniform(offset_key) + jnp.arange(count)) / count
+    # Systematic sampling: the number of copies of a row differs from its share by less
+    # than one. Rows are shuffled first, lest equal steps meet a regular pattern.
+    levels = (jax.random.uniform(offset_key) + jnp.arange(count)) / count
     shares = jnp.cumsum(weights[order]) / weights.sum()
-    places = jnp.minimum(jnp.searchsorted(shares, comb, side="right"), count - 1)
-    return jax.random.permutation(deck_key, order[places])
+    places = jnp.minimum(jnp.searchsorted(shares, levels, side="right"), count - 1)
+    return jax.random.permutation(shuffle_key, order[places])
 
 
 def rows_per_round(count: int, *, size: int, steps: int) -> int:
-    """Number of `count` rows that a round of `steps` batches of `size` visits."""
+    """Return how many of `count` rows a round of `steps` batches of `size` visits."""
     return steps * size if steps <= count // size else count
 
 
-def new_deck(count: int, hand: int) -> Batches:
-    """`count` rows for rounds that visit `hand` of them, to be shuffled at once."""
-    deck = jnp.arange(count)
-    return Batches(deck, jnp.asarray(count), deck[:hand])
+def initial_batches(count: int, num_round_rows: int) -> Batches:
+    """Return the state before the first round, which shuffles all `count` rows."""
+    order = jnp.arange(count)
+    return Batches(order, jnp.asarray(count), order[:num_round_rows])
 
 
-def deal(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
-    """The next round's hand, from the deck or, if too few are left, a new one."""
-    deck, dealt, hand = batches
-    short = dealt + len(hand) > len(deck)
-    deck = jax.lax.cond(short, lambda: shuffle(key, weights, len(deck)), lambda: deck)
-    dealt = jnp.where(short, 0, dealt)
-    hand = jax.lax.dynamic_slice_in_dim(deck, dealt, len(hand))
-    return Batches(deck, dealt + len(hand), hand)
+def next_round(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
+    """Select the rows of the next round; shuffle all rows if too few are left."""
+    order, num_used, round_rows = batches
+    too_few = num_used + len(round_rows) > len(order)
+    order = jax.lax.cond(
+        too_few, lambda: shuffle(key, weights, len(order)), lambda: order
+    )
+    num_used = jnp.where(too_few, 0, num_used)
+    round_rows = jax.lax.dynamic_slice_in_dim(order, num_used, len(round_rows))
+    return Batches(order, num_used + len(round_rows), round_rows)
 
 
 def next_batch(
     key: PRNGKeyArray, weights: Weights, batches: Batches, step: Array, *, size: int
 ) -> tuple[Batches, Array]:
-    """The step's batch; the hand is shuffled anew for every pass over it."""
-    place = step % (len(batches.hand) // size)
-    again = (place == 0) & (step > 0)
+    """Return the batch of a step; the round's rows are shuffled before each pass.
+
+    Args:
+        step: number of the step in its round.
+        size: rows per batch.
+    """
+    place = step % (len(batches.round_rows) // size)
+    starts_pass = (place == 0) & (step > 0)
     key = jax.random.fold_in(key, step)
 
-    def mixed():
-        if batches.whole:
-            return shuffle(key, weights, len(batches.deck))
-        return jax.random.permutation(key, batches.hand)
+    def shuffled():
+        if batches.covers_all:
+            return shuffle(key, weights, len(batches.order))
+        return jax.random.permutation(key, batches.round_rows)
 
-    hand = jax.lax.cond(again, mixed, lambda: batches.hand)
-    batch = jax.lax.dynamic_slice_in_dim(hand, place * size, size)
-    return batches._replace(hand=hand), batch
+    round_rows = jax.lax.cond(starts_pass, shuffled, lambda: batches.round_rows)
+    batch = jax.lax.dynamic_slice_in_dim(round_rows, place * size, size)
+    return batches._replace(round_rows=round_rows), batch

@@ -1,7 +1,8 @@
-"""Fits of one unit at a time, all of them at once under `vmap`.
+"""Independent fits of all units, in one `vmap`.
 
-The losses are in `probjax.objectives.nodes`. Each unit has parameters of its own, so a
-coupling is found twice, once from either end; `ising.symmetrised` takes the mean.
+The losses are in `probjax.objectives.nodes`. Each unit has its own parameters, so that
+every coupling is estimated twice, once from each of its two units; `ising.symmetrised`
+returns the mean of the two estimates.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows
-from probjax.fitting.fit import Fit, fit
+from probjax.fitting.fit import fit
+from probjax.fitting.result import Fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
@@ -34,17 +36,21 @@ def fit_nodes(
     stop: StoppingRule = GradientNorm(),
     num_rounds: int = 20,
 ) -> Fit:
-    """Fit the loss of every unit on its own.
+    """Fit the loss of every unit separately.
 
     Args:
-        make: `RISE`, `LogRISE` or `NodeLikelihood`.
-        params: where each of the fits starts.
-        num_rounds: how often missing entries are filled, each unit's by the conditional
-            that its own fit has found; see `probjax.objectives.missing`.
+        make: objective of one unit, `make(energy, unit)`: `RISE`, `LogRISE` or
+            `NodeLikelihood`.
+        params: initial parameters of each fit.
+        penalty: as for `fit`, and so are `steps_per_round` and `stop`.
+        num_rounds: number of times that missing entries are imputed, at least 2. The
+            entries of a unit are drawn from the conditional distribution that its own
+            fit has found; see `probjax.objectives.missing`. Ignored if nothing is
+            missing.
 
     Returns:
-        A `Fit` whose leaves have a leading axis of units; of its `params`, those that a
-        unit's own loss depends on have meaning.
+        A `Fit` whose leaves have a leading axis of units. For each unit, only the
+        parameters on which its loss depends are meaningful.
 
     >>> from probjax import exact, ising
     >>> from probjax.objectives import LogRISE
@@ -56,10 +62,10 @@ def fit_nodes(
     [[0.5, -1.0], [-1.0, 0.25]]
     """
     data = as_data(data)
-    # The door's checks once, with values to look at: under vmap there are none.
+    # Check the data here, because under vmap their values cannot be read.
     data = make(energy, jnp.asarray(0)).prepare(params, data)
 
-    def one(node, start, x, weights):
+    def fit_one(node, start, x, weights):
         return fit(
             key,
             make(energy, node),
@@ -72,40 +78,42 @@ def fit_nodes(
 
     units = jnp.arange(num_sites(data.x))
     if data.mask is None:
-        learn = jax.vmap(one, (0, None, None, None))
-        return learn(units, params, data.x, data.weights)
+        fit_all = jax.vmap(fit_one, (0, None, None, None))
+        return fit_all(units, params, data.x, data.weights)
     check_count("num_rounds", num_rounds, least=2)
-    # A row counts for the units that were observed in it.
-    each = jnp.ones(num_rows(data)) if data.weights is None else data.weights
-    seen = jax.vmap(lambda mask: ravel_pytree(mask)[0])(data.mask)
-    weights = seen.T * each[None]
-    learn = jax.vmap(one, (0, 0, None, 0))
+    # For each unit, only rows in which it was observed have weight.
+    row_weights = jnp.ones(num_rows(data)) if data.weights is None else data.weights
+    observed = jax.vmap(lambda mask: ravel_pytree(mask)[0])(data.mask)
+    weights = observed.T * row_weights[None]
+    fit_all = jax.vmap(fit_one, (0, 0, None, 0))
     fill_key, sweep_key = jax.random.split(key)
     x = draw_from_others(fill_key, data)
     start = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(units)), params)
-    found = learn(units, start, x, weights)
+    found = fit_all(units, start, x, weights)
     for number in range(1, num_rounds):
         round_key = jax.random.fold_in(sweep_key, number)
-        x = _sweep(round_key, energy, found.params, x, seen)
-        found = learn(units, found.params, x, weights)
+        x = _impute(round_key, energy, found.params, x, observed)
+        found = fit_all(units, found.params, x, weights)
     return found
 
 
 @partial(jax.jit, static_argnums=1)
-def _sweep(key, energy, of_units, x, seen):
-    """Missing entries redrawn one after the other, each by its unit's parameters."""
+def _impute(key, energy, unit_params, x, observed):
+    """Redraw missing entries one after the other, each from its unit's conditional."""
 
-    def one(key, x, seen):
+    def impute_row(key, x, observed):
         flat, unravel = ravel_pytree(x)
-        chances = jax.random.uniform(key, flat.shape, flat.dtype)
+        uniforms = jax.random.uniform(key, flat.shape, flat.dtype)
 
         def redraw(flat, visit):
-            unit, chance = visit
-            params = jax.tree.map(lambda leaf: leaf[unit], of_units)
+            unit, uniform = visit
+            params = jax.tree.map(lambda leaf: leaf[unit], unit_params)
             gap = potential(energy, params).flip_gap()(unravel(flat), unit)
-            turns = ~seen[unit] & (chance < jax.nn.sigmoid(gap))
-            return flat.at[unit].set(jnp.where(turns, 1 - flat[unit], flat[unit])), None
+            flips = ~observed[unit] & (uniform < jax.nn.sigmoid(gap))
+            return flat.at[unit].set(jnp.where(flips, 1 - flat[unit], flat[unit])), None
 
-        return unravel(jax.lax.scan(redraw, flat, (jnp.arange(flat.size), chances))[0])
+        visits = (jnp.arange(flat.size), uniforms)
+        return unravel(jax.lax.scan(redraw, flat, visits)[0])
 
-    return jax.vmap(one)(jax.random.split(key, len(seen)), x, seen)
+    keys = jax.random.split(key, len(observed))
+    return jax.vmap(impute_row)(keys, x, observed)

@@ -1,13 +1,14 @@
-"""Out-of-core fits: `probjax.fitting.rounds`, evaluated by passes over blocks.
+"""Out-of-core fits: `probjax.fitting.rounds`, evaluated by passes over blocks of rows.
 
-The descent asks for the loss at a point, and a pass over all blocks adds it up exactly
-with its gradient (see `probjax.fitting.loss`): the steps are those with the rows in
-memory, except for rounding. The next block is read while one is being evaluated. On the
-mesh of the context (see `probjax.devices`) each device has its part of a block.
+For each evaluation of the loss, a pass over all blocks adds up its value and gradient
+exactly (see `probjax.fitting.loss`), so that the steps are the same as with all rows in
+memory, except for rounding. The next block is read while one is evaluated. With a mesh
+in the context (see `probjax.devices`) each device evaluates its part of a block.
 
-Minibatches are cut from one block after the other, and each batch begins where the last
-one ended. Blocks come in their own order, the rows of each in a random order that is
-drawn again in every pass, each row as often as its weight requires.
+Minibatches are taken from one block after the other, and each batch starts where the
+previous one ended. Blocks come in their own order. The rows of each block come in a
+random order, which is drawn again in every pass, and each row occurs in proportion to
+its weight.
 """
 
 import dataclasses
@@ -22,128 +23,133 @@ import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
 from probjax.devices import placed
-from probjax.fitting.descent import Problem
-from probjax.fitting.loss import loss_over_rows, merged, no_rows
+from probjax.fitting.loss import empty_total, loss_over_rows, merged
+from probjax.fitting.optimisers import Problem
 from probjax.fitting.rounds import (
     RoundsPlan,
     Run,
-    at_rest,
     begin_round,
-    has_ended,
-    problem_of,
-    space_of,
+    chart_inverse,
+    coordinates_of,
+    finish_piece,
+    is_over_on_host,
+    make_problem,
     start,
     tell,
-    to_params,
-    with_the_rest,
+    total_loss,
 )
 from probjax.trees import float_dtype
 from probjax.types import Data, Objective, Params, PRNGKeyArray, PyTree, has_statistic
 
+# Number of the key of minibatches, which no round can have.
+_BATCH_KEY = np.uint32(2**32 - 1)
 
-def out_of_core(
-    plan: RoundsPlan, key: PRNGKeyArray, params: Params, known: Surveyed
+
+def out_of_core_run(
+    plan: RoundsPlan, key: PRNGKeyArray, params: Params, rows: Surveyed
 ) -> tuple[Callable[[], Run], Callable[[Run, int], Run]]:
-    """Return what starts a fit over blocks of rows, and what advances it to a step."""
-    decode, first = known.source.decode, known.first
-    batches = _Batches(plan, key, known)
+    """Return functions that start a fit over blocks, and advance it to a step."""
+    decode, first = rows.source.decode, rows.first
+    batches = _BatchReader(plan, key, rows)
 
-    def step(now):
+    def evaluate_once(run):
         if plan.batch_size is None:
-            return _full_step(plan, params, known, now)
-        return _step(decode, plan, now, params, first, batches.at(int(now.step)))
+            return _evaluate_blocks(plan, params, rows, run)
+        batch = batches.read(int(run.step))
+        return _evaluate_batch(decode, plan, run, params, first, batch)
 
-    def advance(now, limit):
-        while not (has_ended(plan, now) or int(now.step) >= limit):
-            if now.ended:
-                now = _begin_round(decode, plan, key, now, params, first)
-            now = step(now)
-        return now
+    def advance(run, limit):
+        while not (is_over_on_host(plan, run) or int(run.step) >= limit):
+            if run.round_ended:
+                run = _begin_round(decode, plan, key, run, params, first)
+            run = evaluate_once(run)
+        return run
 
     return partial(_start, decode, plan, key, params, first), advance
 
 
-def prepared(
+def prepared_block(
     objective: Objective, params: Params, decode: Any, block: Block | Data
 ) -> Data:
-    """Rows of a block as the objective wants them, of the parameters' kind."""
-    kind = float_dtype(params)
+    """Return the rows of a block for `objective`, in the dtype of the parameters."""
+    dtype = float_dtype(params)
     data = objective.prepare(params, Data(decode(block.x), block.weights))
 
     def convert(leaf):
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(kind) if floating else leaf
+        return leaf.astype(dtype) if floating else leaf
 
     return jax.tree.map(convert, data)
 
 
-def check_context(
-    key: PRNGKeyArray, objective: Objective, params: Params, known: Surveyed
+def check_out_of_core(
+    key: PRNGKeyArray, objective: Objective, params: Params, rows: Surveyed
 ) -> None:
-    """Refuse an objective that needs to know of all rows at once."""
+    """Raise if an objective needs all rows at once, or stores something per row."""
+    decode = rows.source.decode
     first = jax.eval_shape(
-        lambda block: prepared(objective, params, known.source.decode, block),
-        known.first,
+        partial(prepared_block, objective, params, decode), rows.first
     )
     if has_statistic(objective, params, first.x):
         raise ValueError(
             f"{type(objective).__name__} adds a function of all rows together, which "
-            "rows read in blocks never are: fit it to rows in memory"
+            "cannot be computed block by block; try rows in memory"
         )
 
     def context(key):
-        data = prepared(objective, params, known.source.decode, known.first)
-        begun = objective.init(key, params, data)
-        return objective.refresh(key, params, data, begun)
+        data = prepared_block(objective, params, decode, rows.first)
+        initial = objective.init(key, params, data)
+        return objective.refresh(key, params, data, initial)
 
     if jax.tree.leaves(jax.eval_shape(context, key).rows):
         raise ValueError(
-            f"{type(objective).__name__} as it is keeps something for every row, as "
-            "latents, moves that were drawn or energies, which cannot be kept for rows "
-            "that do not fit: fit it to rows in memory, or take an objective that "
-            "keeps nothing, as MPF over BitFlips or PseudoLikelihood"
+            f"{type(objective).__name__} stores something for every row, such as "
+            "latents, sampled moves or energies, which is not possible for out-of-core "
+            "data; try rows in memory, or an objective that stores nothing, such as "
+            "PseudoLikelihood or MPF over BitFlips"
         )
 
 
 @partial(jax.jit, static_argnums=0)
 def _start(decode, plan, key, params, first):
-    data = prepared(plan.objective, params, decode, first)
-    return start(_of_all_rows(plan), key, params, data)
+    data = prepared_block(plan.objective, params, decode, first)
+    return start(_without_batches(plan), key, params, data)
 
 
 @partial(jax.jit, static_argnums=0)
 def _begin_round(decode, plan, key, run, params, first):
-    data = prepared(plan.objective, params, decode, first)
-    return begin_round(_of_all_rows(plan), key, run, params, data)
+    data = prepared_block(plan.objective, params, decode, first)
+    return begin_round(_without_batches(plan), key, run, params, data)
 
 
-def _of_all_rows(plan: RoundsPlan) -> RoundsPlan:
-    """The plan without minibatches, which are not dealt from one deck here."""
+def _without_batches(plan: RoundsPlan) -> RoundsPlan:
+    """Return the plan without minibatches, which are read from the blocks here."""
     return dataclasses.replace(plan, batch_size=None, rows_per_round=None)
 
 
-def _full_step(plan, params, known, run):
-    """Evaluate the loss on all blocks, and tell the descent."""
-    decode = known.source.decode
-    here = _asked(plan, run, params)
-    total = no_rows(here, float_dtype(here))
-    for block in same_blocks(known):
-        mine = placed(block)
-        before, total = total, _add(decode, plan, here, run.context, mine, total)
-        # At most two at a time, or all blocks would wait in memory.
+def _evaluate_blocks(plan, params, rows, run):
+    """Evaluate the loss on all blocks, and continue with the optimisation."""
+    decode = rows.source.decode
+    point = _asked_params(plan, run, params)
+    total = empty_total(point, float_dtype(point))
+    for block in same_blocks(rows):
+        on_device = placed(block)
+        before, total = total, _add(decode, plan, point, run.context, on_device, total)
+        # Wait for the previous block, so that at most two are in memory.
         jax.block_until_ready(before)
-    return _told(decode, plan, run, params, known.first, total)
+    return _tell_total(decode, plan, run, params, rows.first, total)
 
 
 @jax.jit
-def _asked(plan, run, params):
-    space = space_of(plan, params)
-    return space.params(space.method.ask(run.method))
+def _asked_params(plan, run, params):
+    """Return the parameters at which the loss is needed next."""
+    coordinates = coordinates_of(plan, params)
+    return coordinates.params(coordinates.method.ask(run.method))
 
 
 @partial(jax.jit, static_argnums=0)
 def _add(decode, plan, params, context, block, total):
-    data = prepared(plan.objective, params, decode, block)
+    data = prepared_block(plan.objective, params, decode, block)
     value, gradient = loss_over_rows(
         plan.objective, params, data, context.rows, chunk_size=plan.chunk_size
     )
@@ -152,88 +158,89 @@ def _add(decode, plan, params, context, block, total):
 
 
 @partial(jax.jit, static_argnums=0)
-def _told(decode, plan, run, params, first, total):
-    space = space_of(plan, params)
-    point = space.method.ask(run.method)
+def _tell_total(decode, plan, run, params, first, total):
+    """Return the run after an evaluation of the loss on all blocks."""
+    coordinates = coordinates_of(plan, params)
+    point = coordinates.method.ask(run.method)
     shared = run.context.shared
-    value, gradient = with_the_rest(plan, space, shared, point, lambda _: total[:2])
-    problem = Problem(_not_at_hand, None, to_params(plan, space))
-    data = prepared(plan.objective, params, decode, first)
-    return at_rest(
-        space, tell(plan, space, run, params, data, problem, value, gradient)
-    )
+    value, gradient = total_loss(plan, coordinates, shared, point, lambda _: total[:2])
+    problem = Problem(_refuse_line_search, None, chart_inverse(plan, coordinates))
+    data = prepared_block(plan.objective, params, decode, first)
+    run = tell(plan, coordinates, run, data, problem, value, gradient)
+    return finish_piece(coordinates, run)
 
 
-def _not_at_hand(point: PyTree) -> NoReturn:
+def _refuse_line_search(point: PyTree) -> NoReturn:
     raise ValueError(
-        "an optimizer that searches along lines needs all rows in memory: leave it out "
-        "for L-BFGS, which does not"
+        "an optimizer with a line search needs all rows in memory, got Blocks; try "
+        "optimizer=None for L-BFGS, which works with blocks"
     )
 
 
-class _Batches:
-    """Minibatches by the number of their step, read as one stream.
+class _BatchReader:
+    """Minibatches by the number of their step.
 
-    The stream is opened where it is first asked for and again wherever it is not asked
-    for the next one, so that it depends on the step alone.
+    They are read as one stream, which is opened again if a step other than the next is
+    requested, so that a batch depends only on the number of its step.
     """
 
-    def __init__(self, plan, key, known):
-        self.plan, self.key, self.known = plan, key, known
-        self.next, self.stream = None, iter(())
+    def __init__(self, plan, key, rows):
+        self.plan, self.key, self.rows = plan, key, rows
+        self.next_step, self.stream = None, iter(())
 
-    def at(self, step):
-        if step != self.next:
-            self.stream = _batches(self.plan, self.key, self.known, step)
-        self.next = step + 1
+    def read(self, step):
+        if step != self.next_step:
+            self.stream = _batches(self.plan, self.key, self.rows, step)
+        self.next_step = step + 1
         return next(self.stream)
 
 
-def _batches(plan, key, known, done) -> Iterator[PyTree]:
-    """Rows as they are stored, `batch_size` at a time and without end.
+def _batches(plan, key, rows, num_done) -> Iterator[PyTree]:
+    """Yield `batch_size` rows at a time, as they are stored, without end.
 
-    They are one stream: passes follow each other, and a batch takes up where the last
-    one ended, in whatever block that is, so that the first `done` need not be dealt.
+    Passes over the blocks follow each other in one stream, and a batch starts where the
+    previous one ended, in any block. The stream starts after `num_done` batches.
     """
-    size, count = plan.batch_size, sum(known.counts)
-    deal_key = jax.random.fold_in(key, np.uint32(2**32 - 1))
-    begun, skipped = divmod(done * size, count)
+    size, count = plan.batch_size, sum(rows.counts)
+    stream_key = jax.random.fold_in(key, _BATCH_KEY)
+    first_pass, num_skipped = divmod(num_done * size, count)
     left = None
-    for number in itertools.count(begun):
-        pass_key = jax.random.fold_in(deal_key, number)
-        for dealt in _pass(pass_key, known, count, skipped):
-            left = dealt if left is None else jax.tree.map(_joined, left, dealt)
+    for number in itertools.count(first_pass):
+        pass_key = jax.random.fold_in(stream_key, number)
+        for new in _pass(pass_key, rows, count, num_skipped):
+            left = new if left is None else jax.tree.map(_joined, left, new)
             while len(jax.tree.leaves(left)[0]) >= size:
                 yield jax.tree.map(lambda leaf: leaf[:size], left)
                 left = jax.tree.map(lambda leaf: leaf[size:], left)
-        skipped = 0
+        num_skipped = 0
 
 
-def _pass(key, known, count, skipped) -> Iterator[PyTree]:
-    """`count` rows, each as often as its weight asks, all but the first `skipped`.
+def _pass(key, rows, count, num_skipped) -> Iterator[PyTree]:
+    """Yield `count` rows except the first `num_skipped`, a part of each block.
 
-    A comb of equal steps over the weights of all blocks laid end to end: no row strays
-    from its share by more than one. Those of a block come in random order.
+    Rows are selected by systematic sampling over all blocks: the number of copies of a
+    row differs from its share of the weight by less than one. The selected rows of a
+    block come in random order.
     """
     seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
     offset = np.random.default_rng(seed).random()
-    step = sum(known.weights) / count
+    step = sum(rows.weights) / count
     first, before = 0, 0.0
-    for i, block in enumerate(same_blocks(known)):
-        after = before + known.weights[i]
+    for i, block in enumerate(same_blocks(rows)):
+        after = before + rows.weights[i]
         last = int(np.clip(np.ceil(after / step - offset), first, count))
-        last = count if not any(known.weights[i + 1 :]) else last
-        if last > max(first, skipped):
-            # By its number, so that it is the same whether or not others were skipped.
+        last = count if not any(rows.weights[i + 1 :]) else last
+        if last > max(first, num_skipped):
+            # Seeded by the block's number, so that skipped blocks change nothing.
             generator = np.random.default_rng([*seed, i])
             order = generator.permutation(len(block.weights))
             ends = before + np.cumsum(block.weights[order], dtype=float)
-            teeth = (np.arange(first, last) + offset) * step
-            # Rounding must not lead beyond the last row of any weight.
-            teeth = np.minimum(teeth, np.nextafter(ends[-1], -np.inf))
-            chosen = order[np.searchsorted(ends, teeth, side="right")]
-            dealt = generator.permutation(chosen)[max(0, skipped - first) :]
-            yield jax.tree.map(lambda leaf, dealt=dealt: leaf[dealt], block.x)
+            levels = (np.arange(first, last) + offset) * step
+            # Rounding must not lead beyond the last row that has weight.
+            levels = np.minimum(levels, np.nextafter(ends[-1], -np.inf))
+            chosen = order[np.searchsorted(ends, levels, side="right")]
+            new = generator.permutation(chosen)[max(0, num_skipped - first) :]
+            yield jax.tree.map(lambda leaf, new=new: leaf[new], block.x)
         first, before = last, after
 
 
@@ -242,13 +249,13 @@ def _joined(first, second):
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(decode, plan, run, params, first, x):
-    space = space_of(plan, params)
-    # Dealt in proportion to their weights, so that they count equally.
-    rows = prepared(plan.objective, params, decode, Data(x))
-    problem, evaluate = problem_of(plan, space, rows, run.context)
-    value, gradient = evaluate(space.method.ask(run.method))
-    data = prepared(plan.objective, params, decode, first)
-    return at_rest(
-        space, tell(plan, space, run, params, data, problem, value, gradient)
-    )
+def _evaluate_batch(decode, plan, run, params, first, x):
+    """Return the run after an evaluation of the loss on one minibatch."""
+    coordinates = coordinates_of(plan, params)
+    # Rows were selected in proportion to their weights, so that they count equally.
+    batch = prepared_block(plan.objective, params, decode, Data(x))
+    problem, evaluate = make_problem(plan, coordinates, batch, run.context)
+    value, gradient = evaluate(coordinates.method.ask(run.method))
+    data = prepared_block(plan.objective, params, decode, first)
+    run = tell(plan, coordinates, run, data, problem, value, gradient)
+    return finish_piece(coordinates, run)

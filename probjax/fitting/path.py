@@ -1,10 +1,10 @@
-"""Regularisation paths: fits for a falling sequence of penalty strengths.
+"""Regularisation paths: fits for a decreasing sequence of penalty strengths.
 
     theta(s) = argmin loss(theta) + s * penalty(theta),   s_1 > s_2 > ... > s_n
 
-Each fit starts where the last ended, which is near its own minimum, so that a whole
-path costs little more than its last and hardest fits. With a penalty that leaves zeros,
-parameters enter the model one after the other as the strength falls.
+Each fit starts at the minimum of the previous fit, which is near its own, so that a
+whole path costs little more than its last and hardest fits. With a penalty that sets
+parameters to zero, parameters become nonzero one after the other as the strength falls.
 
 Reference: Friedman, Hastie and Tibshirani, "Regularization paths for generalized linear
 models via coordinate descent", J. Stat. Software 33 (2010).
@@ -35,11 +35,17 @@ from probjax.types import (
     PyTree,
 )
 
-_STILL = optax.sgd(0.0)
+# An optimizer that evaluates the gradient and does not move.
+_NO_UPDATE = optax.sgd(0.0)
+# Default tolerance of each fit, relative to the strength of its penalty.
+_TOLERANCE_PER_STRENGTH = 0.1
+# The first strength exceeds the one at which all parameters vanish by this factor,
+# because the gradient is known only up to tolerance and rounding.
+_FIRST_FACTOR = 1.001
 
 
 class RegularisationPath(NamedTuple):
-    """The outcome of `fit_path`, one entry for each strength.
+    """Result of `fit_path`, with one entry for each strength.
 
     >>> strengths, params = jnp.array([1.0, 0.1]), jnp.array([[0.0, 0.0], [0.0, 2.0]])
     >>> losses, num_nonzero = jnp.array([3.0, 2.0]), jnp.array([0, 1])
@@ -49,20 +55,22 @@ class RegularisationPath(NamedTuple):
     """
 
     strengths: Float[Array, " n"]
-    """From the strongest penalty to the weakest."""
+    """Strengths of the penalty, in decreasing order."""
     params: Params
-    """The parameters found: leaves with a leading axis of strengths."""
+    """Fitted parameters; leaves have a leading axis of strengths."""
     losses: Float[Array, " n"]
-    """The loss there, with its penalty."""
+    """Loss plus penalty at the fitted parameters."""
     num_nonzero: Array
-    """How many of the penalised entries of the parameters are not zero."""
+    """Number of penalised entries of the parameters that are not zero."""
     converged: Array
     """Whether each fit met its stopping rule."""
 
     def at(self, i: int) -> Params:
-        """The parameters of the i-th strength."""
+        """Return the parameters at the i-th strength."""
         if not -len(self.strengths) <= i < len(self.strengths):
-            raise IndexError(f"the path has {len(self.strengths)} members, got {i}")
+            raise IndexError(
+                f"i must be an index of the {len(self.strengths)} strengths, got {i}"
+            )
         return jax.tree.map(lambda leaf: leaf[i], self.params)
 
 
@@ -81,23 +89,29 @@ def fit_path(
     stop: StoppingRule | None = None,
     chunk_size: int | None = None,
 ) -> RegularisationPath:
-    """Fit `objective` to `data` at every strength, each time from the fit before.
+    """Fit `objective` to `data` at every strength, each time from the previous fit.
 
-    All fits have the same key, so what is random in the objective is the same in all,
-    and are runs of one program.
+    All fits use the same key, so that the random parts of the objective are the same,
+    and run one compiled program.
 
     Args:
-        params: where the first fit starts.
-        penalty: a recipe with a `strength`, as `L1`; the strengths of the path replace
-            its own, which is ignored.
-        chart: as for `fit`, with a penalty that is smooth.
-        strengths: positive and falling. If None, `num_strengths` in geometric
-            progression: from where all that is penalised just vanishes, found by a
-            fit without it and `penalty.vanishing`, to `smallest` times as much.
-        steps_per_round: the most steps of each fit.
-        stop: as for `fit`, and so is `chunk_size`. If None, `GradientNorm` with its
-            default tolerance or a tenth of the strength, whichever is less: a gradient
-            that must exceed the strength for a parameter to enter has to be seen.
+        params: initial parameters of the first fit.
+        penalty: a penalty with a `strength`, such as `L1`. The strengths of the path
+            replace its own.
+        chart: as for `fit`; requires a smooth penalty.
+        strengths: positive numbers in decreasing order. If None, `num_strengths`
+            numbers in geometric progression. The first is the smallest strength at
+            which all penalised parameters are zero, which `penalty.vanishing` computes
+            from a fit of the other parameters.
+        num_strengths: number of strengths, if `strengths` is None.
+        smallest: ratio of the last strength to the first, between 0 and 1, if
+            `strengths` is None.
+        steps_per_round: largest number of steps of each fit.
+        stop: as for `fit`. If None, `GradientNorm` with its default tolerance or a
+            tenth of the strength, whichever is smaller: a parameter becomes nonzero
+            when its gradient exceeds the strength, which must not be hidden by the
+            tolerance.
+        chunk_size: as for `fit`.
 
     Returns:
         A `RegularisationPath`.
@@ -105,7 +119,7 @@ def fit_path(
     >>> from probjax import L1, ScoreMatching
     >>> def energy(mean, x):
     ...     return jnp.sum((x - mean) ** 2) / 2
-    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])  # of the mean 1, 3
+    >>> rows = jnp.array([[0.0, 2.0], [2.0, 4.0]])  # with mean 1, 3
     >>> args = jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows
     >>> path = fit_path(*args, penalty=L1(1.0), strengths=[2.0, 0.5])
     >>> path.params.round(4).tolist()
@@ -113,9 +127,9 @@ def fit_path(
     """
     _check(penalty, strengths, num_strengths, smallest)
     data = as_data(data)
-    refuse_mask(data, "a path has one round for each strength")
+    refuse_mask(data, "a path has only one round at each strength")
 
-    def learn(start, strength):
+    def fit_at(start, strength):
         return fit(
             key,
             objective,
@@ -124,32 +138,33 @@ def fit_path(
             penalty=penalty.with_strength(strength),
             chart=chart,
             steps_per_round=steps_per_round,
-            stop=_rule(start, strength) if stop is None else stop,
+            stop=_default_rule(start, strength) if stop is None else stop,
             chunk_size=chunk_size,
         )
 
-    kind = float_dtype(params)
+    dtype = float_dtype(params)
     if strengths is None:
-        params = learn(params, jnp.finfo(kind).max).params
-        one_look = fit(
+        params = fit_at(params, jnp.finfo(dtype).max).params
+        evaluation = fit(
             key,
             objective,
             params,
             data,
-            optimizer=_STILL,
+            optimizer=_NO_UPDATE,
             steps_per_round=1,
             chunk_size=chunk_size,
         )
-        first = _first_strength(penalty, one_look.opt_state.gradient)
+        first = _first_strength(penalty, evaluation.opt_state.gradient)
         strengths = first * smallest ** jnp.linspace(0, 1, num_strengths)
-    strengths = jnp.asarray(strengths, kind)
-    if strengths.ndim != 1 or not len(strengths) or not holds(_falls, strengths):
+    strengths = jnp.asarray(strengths, dtype)
+    if strengths.ndim != 1 or not len(strengths) or not holds(_decreases, strengths):
         raise ValueError(
-            f"strengths must be positive, finite and strictly falling, got {strengths}"
+            "strengths must be positive, finite and strictly decreasing, got "
+            f"{strengths}; try strengths=None"
         )
     members = []
     for strength in strengths:
-        found = learn(params, strength)
+        found = fit_at(params, strength)
         params = found.params
         members.append((params, found.loss, found.converged))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
@@ -166,19 +181,23 @@ def fit_path(
 def _check(penalty, strengths, num_strengths, smallest):
     check_role("penalty", penalty, Penalty, "L1(1.0)")
     if penalty.with_strength(1.0) is None:
-        raise ValueError(f"penalty must have a strength to replace, got {penalty}")
+        raise ValueError(
+            f"penalty must have a strength to replace, got {penalty}; try L1(1.0)"
+        )
     if strengths is None and penalty.smooth:
         raise ValueError(
-            f"strengths must be given for a penalty that leaves no zeros, got {penalty}"
+            f"strengths must be given for a penalty that sets nothing to zero, got "
+            f"{penalty}; try strengths=[1.0, 0.1, 0.01]"
         )
     check_count("num_strengths", num_strengths)
     if not 0 < smallest < 1:
-        raise ValueError(f"smallest must be between 0 and 1, got {smallest}")
+        raise ValueError(f"smallest must be between 0 and 1, got {smallest}; try 1e-3")
 
 
-def _rule(params, strength):
+def _default_rule(params, strength):
+    tolerance = _TOLERANCE_PER_STRENGTH * strength
     return GradientNorm(
-        jnp.minimum(default_tolerance(params), 0.1 * strength)  # pyright: ignore
+        jnp.minimum(default_tolerance(params), tolerance)  # pyright: ignore
     )
 
 
@@ -186,24 +205,24 @@ def _first_strength(penalty, gradient):
     least = penalty.vanishing(gradient)
     if least is None:
         raise ValueError(
-            f"strengths must be given for a penalty without `vanishing`, got {penalty}"
+            "strengths must be given for a penalty without the method vanishing, got "
+            f"{penalty}; try strengths=[1.0, 0.1, 0.01]"
         )
-    # Raised a little, as the gradient is known to tolerance and rounding only.
-    return 1.001 * least
+    return _FIRST_FACTOR * least
 
 
-def _falls(strengths):
+def _decreases(strengths):
     xp = namespace(strengths)
-    fine = xp.isfinite(strengths) & (strengths > 0)
-    return xp.all(fine) & xp.all(xp.diff(strengths) < 0)
+    valid = xp.isfinite(strengths) & (strengths > 0)
+    return xp.all(valid) & xp.all(xp.diff(strengths) < 0)
 
 
 def _penalised(penalty, params):
-    """Which entries are penalised: those that the longest proximal step leaves at 0."""
+    """Return masks of the penalised entries, which a long proximal step sets to 0."""
     ones = jax.tree.map(jnp.ones_like, params)
     longest = jnp.asarray(jnp.finfo(float_dtype(params)).max)
-    left = penalty.with_strength(1.0).prox(ones, longest)
-    return jax.tree.map(lambda leaf: leaf == 0, left)
+    shrunk = penalty.with_strength(1.0).prox(ones, longest)
+    return jax.tree.map(lambda leaf: leaf == 0, shrunk)
 
 
 @jax.jit

@@ -1,7 +1,7 @@
 """Quasi-Newton descent for losses with a penalty that is not smooth.
 
-Of the penalty h it needs only the value and the proximal map, of the loss f its
-gradient.
+The method needs the value and the proximal map of the penalty h, and the gradient of
+the loss f.
 
 Reference: Stella, Themelis, Sopasakis and Patrinos, "A simple and efficient algorithm
 for nonlinear model predictive control" (PANOC), CDC 2017.
@@ -14,26 +14,37 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.fitting.descent import (
-    DescentMethod,
+from probjax.fitting.lbfgs import (
     Memory,
-    Problem,
     Vector,
-    choose,
-    forget,
+    empty_memory,
     inverse_hessian,
-    remember,
-    rounding,
+    loss_rounding,
+    select,
+    with_pair,
 )
+from probjax.fitting.optimisers import DescentMethod, Problem
 from probjax.recipe import recipe, static
 from probjax.types import Array, Penalty, PyTree, Scalar
 
-# What the next evaluation is for.
+# Purposes of the next evaluation.
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2
+# The step t is accepted if the curvature of the loss is below (1 - _SLACK) / t.
+_SLACK = 0.05
+# A step of the search has to lower the envelope by this times |residual|^2 / t.
+_DECREASE = _SLACK / 4
+# The quadratic term of the model with that curvature is this times |residual|^2 / t.
+_CURVATURE = (1 - _SLACK) / 2
+# Position along the direction below which the search takes the proximal step.
+_SMALLEST_SHARE = 1e-3
+# Shortest step of the proximal map.
+_SMALLEST_STEP = 1e-12
+# Length of the step that measures the curvature of the loss, relative to the point.
+_PROBE_LENGTH = 1e-3
 
 
-class Seen(NamedTuple):
-    """A place where the loss was evaluated."""
+class Evaluation(NamedTuple):
+    """A point, and the loss and its gradient there."""
 
     point: Vector
     value: Scalar
@@ -41,53 +52,63 @@ class Seen(NamedTuple):
 
 
 class ProximalState(NamedTuple):
-    """Where `Proximal` is: `point` minimises a model of the loss around `base`."""
+    """State of `Proximal`: `point` is the outcome of the proximal map at `base`."""
 
     point: Vector
     value: Scalar
-    """Loss and penalty at `point`."""
+    """Loss plus penalty at `point`."""
     gradient: Vector
-    """A subgradient of loss plus penalty at `point`, infinite before there is one."""
+    """Subgradient of loss plus penalty at `point`; infinite before the first step."""
     accepted: Array
     stalled: Array
     base: Vector
+    """Point at which the gradient of the proximal step was computed."""
     residual: Vector
-    """base - point."""
+    """Difference base - point."""
     envelope: Scalar
-    """The forward-backward envelope at `base`, which every step lowers."""
+    """Forward-backward envelope at `base`, which every step lowers."""
     direction: Vector
+    """L-BFGS direction from `base`."""
     memory: Memory
     step: Scalar
-    """The step of the proximal map, shortened until it suits the loss."""
+    """Step t of the proximal map, shortened until it suits the loss's curvature."""
     asked: Vector
-    """Where the next evaluation is."""
+    """Point of the next evaluation."""
     purpose: Array
-    """What it is for: to search along the direction, to probe the loss's curvature, or
-    to see whether the step has to be shortened."""
+    """Purpose of the next evaluation: to search along the direction, to measure the
+    curvature of the loss, or to check whether the step has to be shortened."""
     share: Scalar
-    """How far along the direction the search is."""
-    found: Seen
-    """The next base, once the search has found it."""
+    """Position of the search between the proximal point (0) and the end of the
+    direction (1)."""
+    found: Evaluation
+    """Next base, once the search has ended."""
     trial: Scalar
-    """The step that may have to be shortened."""
+    """Step that is being checked, and may have to be shortened."""
 
     @property
     def evaluated(self) -> Vector:
-        """Where `value` and `gradient` are."""
+        """Point at which `value` and `gradient` were computed."""
         return self.point
 
 
 @recipe
 class Proximal(DescentMethod):
-    """Quasi-Newton descent on the forward-backward envelope (PANOC): zeros are zeros.
+    """Quasi-Newton descent on the forward-backward envelope (PANOC).
 
     With point(x) = prox_h(x - t grad f(x), t), the minima of f + h are the roots of
-    x - point(x), and those of the smooth envelope
+    x - point(x), and also the minima of the smooth envelope
 
-        f(x) - grad f(x).r + r.r / 2t + h(x - r),   r = x - point(x),
+        f(x) - grad f(x).r + r.r / 2t + h(x - r),   r = x - point(x).
 
-    along which an L-BFGS direction for the root is searched, the plain proximal step
-    being always good enough. The points returned are outcomes of the proximal map.
+    Each step searches between the plain proximal step, which always lowers the
+    envelope, and an L-BFGS direction for the root. Returned points are outcomes of the
+    proximal map, so that zeros are exact.
+
+    Args:
+        penalty: the penalty h.
+        unravel: map from a flat vector to the tree that the penalty receives.
+        memory_size: number of pairs that approximate the inverse Jacobian of the
+            residual.
     """
 
     penalty: Penalty
@@ -96,7 +117,7 @@ class Proximal(DescentMethod):
 
     def start(self, point: Vector, state: Any = None) -> ProximalState:
         one = jnp.ones((), point.dtype)
-        still = jnp.zeros_like(point)
+        zeros = jnp.zeros_like(point)
         return ProximalState(
             point=point,
             value=jnp.inf * one,
@@ -104,15 +125,15 @@ class Proximal(DescentMethod):
             accepted=jnp.asarray(False),
             stalled=jnp.asarray(False),
             base=point,
-            residual=still,
+            residual=zeros,
             envelope=jnp.inf * one,
-            direction=still,
-            memory=forget(self.memory_size, point),
+            direction=zeros,
+            memory=empty_memory(self.memory_size, point),
             step=one,
             asked=point,
             purpose=jnp.asarray(_SEARCH),
             share=one,
-            found=Seen(point, jnp.inf * one, still),
+            found=Evaluation(point, jnp.inf * one, zeros),
             trial=one,
         )
 
@@ -122,111 +143,120 @@ class Proximal(DescentMethod):
     def tell(
         self, problem: Problem, state: ProximalState, value: Scalar, gradient: Vector
     ) -> ProximalState:
-        seen = Seen(state.asked, value, gradient)
+        evaluation = Evaluation(state.asked, value, gradient)
         state = state._replace(accepted=jnp.asarray(False))
-        branches = (self._searched, self._probed, self._tried)
-        return jax.lax.switch(state.purpose, branches, state, seen)
+        branches = (self._after_search, self._after_probe, self._after_trial)
+        return jax.lax.switch(state.purpose, branches, state, evaluation)
 
-    def _searched(self, state, seen):
-        """Take the first base along the path from the proximal point to the direction.
+    def _after_search(self, state, evaluation):
+        """Accept the point as the next base if its envelope is low enough.
 
-        Before the first step, the inverse of the loss's curvature along its gradient is
-        asked for: losses come in all sizes, and steps are only ever shortened, so that
-        one that begins far too short would stay so.
+        Before the first step, the next evaluation measures the curvature of the loss
+        along its gradient, whose inverse is the first step t. Steps are only ever
+        shortened, so that a first step that is far too short would remain so.
         """
-        goal = state.residual @ state.residual * (0.05 / 4) / state.step
-        highest = state.envelope - goal + rounding(state.envelope)
-        model = self._model(seen, state.step)
-        fit = (model.envelope <= highest) | (state.share <= 0)
-        share = jnp.where(state.share > 1e-3, state.share / 2, 0)
+        decrease = state.residual @ state.residual * _DECREASE / state.step
+        highest = state.envelope - decrease + loss_rounding(state.envelope)
+        model = self._proximal_step(evaluation, state.step)
+        is_accepted = (model.envelope <= highest) | (state.share <= 0)
+        share = jnp.where(state.share > _SMALLEST_SHARE, state.share / 2, 0)
         nearer = state.point + share * (state.direction + state.residual)
-        on = state._replace(share=share, asked=nearer)
-        slope = jnp.linalg.norm(seen.gradient)
-        away = seen.point - _probe_length(seen) / slope * seen.gradient
-        begins = jnp.isinf(state.envelope)
-        done = state._replace(
-            found=seen,
-            trial=state.step,
-            asked=jnp.where(begins, away, model.point),
-            purpose=jnp.where(begins, _PROBE, _SHORTEN),
+        continued = state._replace(share=share, asked=nearer)
+        slope = jnp.linalg.norm(evaluation.gradient)
+        probe = (
+            evaluation.point - _probe_length(evaluation) / slope * evaluation.gradient
         )
-        return choose(fit, done, on)
+        is_first = jnp.isinf(state.envelope)
+        accepted = state._replace(
+            found=evaluation,
+            trial=state.step,
+            asked=jnp.where(is_first, probe, model.point),
+            purpose=jnp.where(is_first, _PROBE, _SHORTEN),
+        )
+        return select(is_accepted, accepted, continued)
 
-    def _probed(self, state, seen):
-        """Begin with the inverse of the curvature, if there is one."""
+    def _after_probe(self, state, evaluation):
+        """Set the first step to the inverse of the curvature, or to 1 if it is flat."""
         slope = jnp.linalg.norm(state.found.gradient)
-        change = jnp.linalg.norm(seen.gradient - state.found.gradient)
+        change = jnp.linalg.norm(evaluation.gradient - state.found.gradient)
         step = _probe_length(state.found) / change
         step = jnp.where(jnp.isfinite(step) & (slope > 0), step, jnp.ones_like(step))
-        return self._try(state, step)
+        return self._try_step(state, step)
 
-    def _try(self, state, step):
-        asked = self._model(state.found, step).point
+    def _try_step(self, state, step):
+        asked = self._proximal_step(state.found, step).point
         purpose = jnp.full_like(state.purpose, _SHORTEN)
         return state._replace(trial=step, asked=asked, purpose=purpose)
 
-    def _tried(self, state, seen):
+    def _after_trial(self, state, evaluation):
         """Halve the step until the quadratic model lies above the loss."""
         found, step = state.found, state.trial
-        there = self._model(found, step)
-        square = there.residual @ there.residual
-        model = found.value - found.gradient @ there.residual + 0.475 * square / step
-        highest = model + rounding(found.value)
-        crossed = ~(seen.value <= highest) & (step > 1e-12)
-        return choose(
-            crossed, self._try(state, step / 2), self._stepped(state, seen, there)
+        target = self._proximal_step(found, step)
+        square = target.residual @ target.residual
+        model = (
+            found.value - found.gradient @ target.residual + _CURVATURE * square / step
+        )
+        highest = model + loss_rounding(found.value)
+        too_long = ~(evaluation.value <= highest) & (step > _SMALLEST_STEP)
+        return select(
+            too_long,
+            self._try_step(state, step / 2),
+            self._take_step(state, evaluation, target),
         )
 
-    def _stepped(self, state, seen, there):
-        """The state after a step to `there`, about to search from it."""
+    def _take_step(self, state, evaluation, target):
+        """Return the state after a step to `target`, at the start of a search."""
         found, step = state.found, state.trial
-        first = jnp.isinf(state.envelope)
-        residual = self._model(found, state.step).residual
-        memory = remember(
+        is_first = jnp.isinf(state.envelope)
+        residual = self._proximal_step(found, state.step).residual
+        memory = with_pair(
             state.memory, found.point - state.base, residual - state.residual
         )
-        renewed = forget(self.memory_size, found.point)
-        memory = choose(step != state.step, renewed, memory)
-        direction = -inverse_hessian(memory, there.residual)
+        # Residuals of different steps are not comparable.
+        empty = empty_memory(self.memory_size, found.point)
+        memory = select(step != state.step, empty, memory)
+        direction = -inverse_hessian(memory, target.residual)
         return ProximalState(
-            point=there.point,
-            value=seen.value + self.penalty.value(self.unravel(there.point)),
-            gradient=seen.gradient - found.gradient + there.residual / step,
-            accepted=~first,
-            stalled=~jnp.isfinite(there.envelope)
-            | (~first & jnp.all(found.point == state.base)),
+            point=target.point,
+            value=evaluation.value + self.penalty.value(self.unravel(target.point)),
+            gradient=evaluation.gradient - found.gradient + target.residual / step,
+            accepted=~is_first,
+            stalled=~jnp.isfinite(target.envelope)
+            | (~is_first & jnp.all(found.point == state.base)),
             base=found.point,
-            residual=there.residual,
-            envelope=there.envelope,
+            residual=target.residual,
+            envelope=target.envelope,
             direction=direction,
             memory=memory,
             step=step,
-            asked=there.point + (direction + there.residual),
+            asked=target.point + (direction + target.residual),
             purpose=jnp.full_like(state.purpose, _SEARCH),
             share=jnp.ones_like(state.share),
             found=found,
             trial=step,
         )
 
-    def _model(self, base, step):
-        target = self.unravel(base.point - step * base.gradient)
-        near = self.penalty.prox(target, step)
-        point = ravel_pytree(near)[0]
+    def _proximal_step(self, base, step):
+        """Return the proximal point from `base`, and the envelope at `base`."""
+        target = self.penalty.prox(
+            self.unravel(base.point - step * base.gradient), step
+        )
+        point = ravel_pytree(target)[0]
         residual = base.point - point
         envelope = (
             base.value
             - base.gradient @ residual
             + residual @ residual / (2 * step)
-            + self.penalty.value(near)
+            + self.penalty.value(target)
         )
-        return _Model(point, residual, envelope)
+        return _ProximalStep(point, residual, envelope)
 
 
 def _probe_length(base):
-    return 1e-3 * (1 + jnp.linalg.norm(base.point))
+    return _PROBE_LENGTH * (1 + jnp.linalg.norm(base.point))
 
 
-class _Model(NamedTuple):
+class _ProximalStep(NamedTuple):
     point: Vector
     residual: Vector
     envelope: Scalar

@@ -1,8 +1,9 @@
-"""The compiled core of a fit: rounds of refreshing and descending.
+"""The compiled core of a fit: rounds of refreshing the objective and descending.
 
-A `RoundsPlan` is all of a fit except its parameters and data, a `Run` its state. A fit
-runs in pieces of at most `ROOM` steps, between which the host takes the losses. Numbers
-of rounds and steps are bounds of loops and not shapes, so that others compile nothing.
+A `RoundsPlan` holds all arguments of a fit except its parameters and data, and a `Run`
+is its state. A fit runs in compiled pieces of at most `STEPS_PER_PIECE` steps; between
+two pieces the host copies the losses. The numbers of rounds and steps are loop bounds
+and not shapes, so that changing them does not recompile anything.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,15 @@ from jax.flatten_util import ravel_pytree
 from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
 from probjax.devices import apart, on_host
-from probjax.fitting.descent import Optax, Problem, QuasiNewton
+from probjax.fitting.lbfgs import QuasiNewton
 from probjax.fitting.loss import loss_over_rows
-from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
+from probjax.fitting.minibatches import (
+    Batches,
+    initial_batches,
+    next_batch,
+    next_round,
+)
+from probjax.fitting.optimisers import Optax, Problem
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
 from probjax.recipe import recipe, static
@@ -37,12 +44,12 @@ from probjax.types import (
     Scalar,
 )
 
-ROOM = 1024
+STEPS_PER_PIECE = 1024
 
 
 @recipe
 class RoundsPlan:
-    """All of a fit but its parameters and data: numbers traced, the rest static."""
+    """All arguments of a fit except its parameters and data."""
 
     objective: Objective
     penalty: Penalty | None
@@ -54,45 +61,45 @@ class RoundsPlan:
     batch_size: int | None = static()
     chunk_size: int | None = static()
     rows_per_round: int | None = static(default=None)
-    """Number of rows that the batches of a round are cut from."""
+    """Number of rows that a round visits in minibatches; None without minibatches."""
 
 
 class Run(NamedTuple):
     """State of a fit between compiled pieces."""
 
     method: PyTree
-    """State of the descent."""
+    """State of the optimisation method."""
     params: Params
     """Parameters at the end of the last piece."""
     context: Context
     """Context of the objective."""
     batches: Batches | tuple[()]
-    """() if every step sees all rows."""
+    """Minibatch state; () if every step uses all rows."""
     losses: Array
-    """Losses of the steps from `first` on, NaN from `step` on."""
+    """Losses of the steps from number `first` on; NaN for steps not yet taken."""
     first: Array
-    """Number of steps whose losses the host has taken."""
+    """Number of steps whose losses the host has copied."""
     round: Array
-    """Number of the current round."""
+    """Number of the current round, from 0; -1 before the first."""
     step: Array
-    """Steps taken in all rounds."""
+    """Number of steps taken in all rounds."""
     round_step: Array
-    """Steps taken in this round."""
+    """Number of steps taken in this round."""
     gradient_norm: Scalar
     """Largest absolute entry of the gradient in the parameters."""
-    ended: Array
-    """Whether this round has nothing left to do."""
+    round_ended: Array
+    """Whether the current round is over."""
     met: Array
     """Whether the stopping rule is met."""
     stopped: Array
-    """Whether the stopping rule ends the fit."""
+    """Whether the stopping rule ends the whole fit."""
 
 
 def run_rounds(
-    plan: RoundsPlan, key: PRNGKeyArray, params: Params, data: Data, room: int
+    plan: RoundsPlan, key: PRNGKeyArray, params: Params, data: Data, max_steps: int
 ) -> Run:
-    """Start a fit and run all of its rounds, with room for the losses of all steps."""
-    run = start(plan, key, params, data, room)
+    """Start a fit and run all of its rounds, of at most `max_steps` steps in all."""
+    run = start(plan, key, params, data, max_steps)
     return advance(plan, key, run, params, data, None)
 
 
@@ -104,7 +111,12 @@ def advance(
     data: Data,
     limit: Array | int | None,
 ) -> Run:
-    """Run rounds until the fit is over or `limit` steps have been taken in all."""
+    """Run rounds until the fit is over or `limit` steps have been taken in all.
+
+    Args:
+        params: initial parameters, for their shapes; `run` has the current point.
+        limit: number of steps, counted from the start of the fit; None for no limit.
+    """
 
     def busy(run):
         more = True if limit is None else run.step < limit
@@ -112,39 +124,43 @@ def advance(
 
     def one_round(run):
         begin = partial(begin_round, plan, key, params=params, data=data)
-        # A piece may begin in the middle of a round; a whole run does not.
-        run = (
-            begin(run) if limit is None else jax.lax.cond(run.ended, begin, _same, run)
-        )
+        if limit is None:
+            run = begin(run)
+        else:
+            # A piece may start in the middle of a round.
+            run = jax.lax.cond(run.round_ended, begin, lambda run: run, run)
         return _descend(plan, key, run, params, data, limit)
 
     run = jax.lax.while_loop(busy, one_round, run)
-    return at_rest(space_of(plan, params), run)
+    return finish_piece(coordinates_of(plan, params), run)
 
 
-def at_rest(space: "Coordinates", run: Run) -> Run:
-    """Return the run as the host sees it between pieces."""
+def finish_piece(coordinates: "Coordinates", run: Run) -> Run:
+    """Update the fields that the host reads between pieces."""
     return run._replace(
-        params=space.params(run.method.point),
+        params=coordinates.params(run.method.point),
         met=run.met & jnp.isfinite(run.method.value),
     )
 
 
 def is_over(plan: RoundsPlan, run: Run) -> Any:
-    """Return whether nothing is left to do."""
-    last = run.round + 1 == plan.num_rounds
-    return run.stopped | (last & run.ended)
+    """Return whether the fit is over."""
+    is_last = run.round + 1 == plan.num_rounds
+    return run.stopped | (is_last & run.round_ended)
 
 
-def has_ended(plan: RoundsPlan, run: Run) -> bool:
-    """Decide on the host whether nothing is left to do, without compiling anything."""
-    flags = (run.round, run.ended, run.stopped)
-    number, ended, stopped = map(on_host, flags)
-    return bool(is_over(plan, run._replace(round=number, ended=ended, stopped=stopped)))
+def is_over_on_host(plan: RoundsPlan, run: Run) -> bool:
+    """Return whether the fit is over, computed by NumPy without compiling anything."""
+    copied = run._replace(
+        round=on_host(run.round),
+        round_ended=on_host(run.round_ended),
+        stopped=on_host(run.stopped),
+    )
+    return bool(is_over(plan, copied))
 
 
 def progress(run: Run) -> Progress:
-    """Return what a callback receives after a piece."""
+    """Return the report that a callback receives."""
     return Progress(
         run.round,
         run.step,
@@ -155,82 +171,85 @@ def progress(run: Run) -> Progress:
     )
 
 
-def _same(run):
-    return run
-
-
 def start(
-    plan: RoundsPlan, key: PRNGKeyArray, params: Params, data: Data, room: int = ROOM
+    plan: RoundsPlan,
+    key: PRNGKeyArray,
+    params: Params,
+    data: Data,
+    max_steps: int = STEPS_PER_PIECE,
 ) -> Run:
-    """Create the state of a fit before its first round."""
-    space = space_of(plan, params)
-    kind = float_dtype(params)
-    zero, no = jnp.asarray(0), jnp.asarray(False)
+    """Create the state of a fit before its first round.
+
+    Args:
+        max_steps: number of steps whose losses the state can store.
+    """
+    coordinates = coordinates_of(plan, params)
+    dtype = float_dtype(params)
+    zero, false = jnp.asarray(0), jnp.asarray(False)
     batches = ()
     init_key = jax.random.fold_in(key, 0)
     if plan.rows_per_round is not None:
-        batches = new_deck(num_rows(data), plan.rows_per_round)
+        batches = initial_batches(num_rows(data), plan.rows_per_round)
     return Run(
-        method=space.method.start(space.point(params)),
+        method=coordinates.method.start(coordinates.point(params)),
         params=params,
-        context=_apart(plan.objective.init(init_key, params, data)),
+        context=_distributed(plan.objective.init(init_key, params, data)),
         batches=batches,
-        losses=jnp.full(room, jnp.nan, kind),
+        losses=jnp.full(max_steps, jnp.nan, dtype),
         first=zero,
         round=zero - 1,
         step=zero,
         round_step=zero,
-        gradient_norm=jnp.full((), jnp.inf, kind),
-        ended=~no,
-        met=no,
-        stopped=no,
+        gradient_norm=jnp.full((), jnp.inf, dtype),
+        round_ended=~false,
+        met=false,
+        stopped=false,
     )
 
 
 def begin_round(
     plan: RoundsPlan, key: PRNGKeyArray, run: Run, params: Params, data: Data
 ) -> Run:
-    """Refresh the objective and restart the descent."""
-    space = space_of(plan, params)
+    """Refresh the objective and restart the optimisation method."""
+    coordinates = coordinates_of(plan, params)
     number = run.round + 1
-    deal_key, refresh_key, _ = _round_keys(key, number)
-    current = space.params(run.method.point)
+    select_key, refresh_key, _ = _round_keys(key, number)
+    current = coordinates.params(run.method.point)
     refresh = partial(plan.objective.refresh, refresh_key, current)
     batches: Any = run.batches
     if plan.batch_size is not None:
-        batches = deal(deal_key, data.weights, batches)
-    if plan.batch_size is None or batches.whole:
+        batches = next_round(select_key, data.weights, batches)
+    if plan.batch_size is None or batches.covers_all:
         context = refresh(data, run.context)
     else:
-        mine = take(run.context.rows, batches.hand)
-        hand = Data(take(data.x, batches.hand), mask=take(data.mask, batches.hand))
-        new = refresh(hand, run.context._replace(rows=mine))
-        rows = put(run.context.rows, batches.hand, new.rows)
-        context = Context(rows, new.shared)
+        rows = batches.round_rows
+        old = run.context._replace(rows=take(run.context.rows, rows))
+        new = refresh(Data(take(data.x, rows), mask=take(data.mask, rows)), old)
+        context = Context(put(run.context.rows, rows, new.rows), new.shared)
     return run._replace(
-        method=space.method.start(run.method.point, run.method),
-        context=_apart(context),
+        method=coordinates.method.start(run.method.point, run.method),
+        context=_distributed(context),
         batches=batches,
         round=number,
         round_step=jnp.zeros_like(run.round_step),
-        ended=jnp.asarray(False),
+        round_ended=jnp.asarray(False),
     )
 
 
-def _apart(context):
+def _distributed(context):
     return context._replace(rows=apart(context.rows))
 
 
 def _descend(plan, key, run, params, data, limit):
     """Descend until the round ends or the fit has taken `limit` steps."""
-    space = space_of(plan, params)
+    coordinates = coordinates_of(plan, params)
     _, _, shuffle_key = _round_keys(key, run.round)
 
     def busy(run):
         more = True if limit is None else run.step < limit
-        return ~(run.ended | run.stopped) & more
+        return ~(run.round_ended | run.stopped) & more
 
-    def tick(run):
+    def evaluate_once(run):
         rows, context, batches = data, run.context, run.batches
         if plan.batch_size is not None:
             batches, chosen = next_batch(
@@ -242,78 +261,87 @@ def _descend(plan, key, run, params, data, limit):
             )
             rows = Data(take(data.x, chosen), mask=take(data.mask, chosen))
             context = context._replace(rows=take(context.rows, chosen))
-        problem, evaluate = problem_of(plan, space, rows, context)
-        value, gradient = evaluate(space.method.ask(run.method))
+        problem, evaluate = make_problem(plan, coordinates, rows, context)
+        value, gradient = evaluate(coordinates.method.ask(run.method))
         run = run._replace(batches=batches)
-        return tell(plan, space, run, params, data, problem, value, gradient)
+        return tell(plan, coordinates, run, data, problem, value, gradient)
 
-    return jax.lax.while_loop(busy, tick, run)
+    return jax.lax.while_loop(busy, evaluate_once, run)
 
 
 def tell(
     plan: RoundsPlan,
-    space: "Coordinates",
+    coordinates: "Coordinates",
     run: Run,
-    params: Params,
     data: Data,
     problem: Problem,
     value: Scalar,
     gradient: PyTree,
 ) -> Run:
-    """Return the run after the loss was evaluated where its method asked for it."""
-    method = space.method.tell(problem, run.method, value, gradient)
-    norm = space.gradient_norm(method)
-    steps = jnp.where(method.accepted, 1, 0)
+    """Return the run after the loss was evaluated at the point that `ask` returned.
+
+    Args:
+        data: rows that the stopping rule receives.
+        problem: optional inputs of the optimisation method.
+        value: loss at that point.
+        gradient: gradient of the loss in the coordinates.
+    """
+    method = coordinates.method.tell(problem, run.method, value, gradient)
+    norm = coordinates.gradient_norm(method)
+    num_new = jnp.where(method.accepted, 1, 0)
     place = jnp.where(method.accepted, run.step - run.first, len(run.losses))
-    step, round_step = run.step + steps, run.round_step + steps
-    found = space.params(method.point)
-    now = Progress(run.round, step, method.value, norm, found, run.context.shared)
+    step, round_step = run.step + num_new, run.round_step + num_new
+    params = coordinates.params(method.point)
+    report = Progress(run.round, step, method.value, norm, params, run.context.shared)
     met = stopped = jnp.asarray(False)
     rule = plan.stop if plan.batch_size is None else plan.stop.on_batches()
     if rule is not None:
-        # A start may be a minimum; other rules apply to steps that were taken.
-        begun = (step > 0) | rule.needs_minimum
-        met = begun & rule.is_met(now, data)
-        stopped = begun & rule.ends_fit(now, data)
-    spent = round_step >= plan.steps_per_round
+        # The initial parameters may be a minimum; other rules need a step.
+        applies = (step > 0) | rule.needs_minimum
+        met = applies & rule.is_met(report, data)
+        stopped = applies & rule.ends_fit(report, data)
+    is_last_step = round_step >= plan.steps_per_round
     return run._replace(
         method=method,
         losses=run.losses.at[place].set(method.value, mode="drop"),
         step=step,
         round_step=round_step,
         gradient_norm=norm,
-        ended=met | spent | method.stalled,
+        round_ended=met | is_last_step | method.stalled,
         met=met,
         stopped=stopped,
     )
 
 
 def _round_keys(key, number):
-    """A round's keys: to deal rows, to refresh, and to shuffle batches."""
+    """Return the keys of a round: to select rows, to refresh, to shuffle batches."""
     return jax.random.split(jax.random.fold_in(key, number + 1), 3)
 
 
 class Coordinates(NamedTuple):
-    """The coordinates of a fit, and the method that descends in them."""
+    """Coordinates of a fit, and the optimisation method that works in them."""
 
     method: Any
     point: Callable[[Params], PyTree]
-    """From parameters to coordinates."""
+    """Map from parameters to coordinates."""
     params: Callable[[PyTree], Params]
-    """And back."""
+    """Map from coordinates to parameters."""
 
     def gradient_norm(self, state: Any) -> Scalar:
-        """The largest absolute entry of the gradient, in the parameters."""
-        _, pull = jax.vjp(self.point, self.params(state.evaluated))
-        (gradient,) = pull(state.gradient)
+        """Return the largest absolute entry of the gradient in the parameters."""
+        _, pull_back = jax.vjp(self.point, self.params(state.evaluated))
+        (gradient,) = pull_back(state.gradient)
         leaves = [
             jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(gradient)
         ]
         return jnp.max(jnp.stack(leaves))
 
 
-def space_of(plan: RoundsPlan, params: Params) -> Coordinates:
-    """The coordinates of a plan, and its method."""
+def coordinates_of(plan: RoundsPlan, params: Params) -> Coordinates:
+    """Return the coordinates and the optimisation method of a plan.
+
+    L-BFGS and the proximal method use one flat vector, optax optimizers use a tree.
+    """
     chart = plan.chart
     forward = _identity if chart is None else chart.forward
     inverse = _identity if chart is None else chart.inverse
@@ -334,10 +362,10 @@ def _identity(params):
     return params
 
 
-def problem_of(
-    plan: RoundsPlan, space: Coordinates, data: Data, context: Context
+def make_problem(
+    plan: RoundsPlan, coordinates: Coordinates, data: Data, context: Context
 ) -> tuple[Problem, Callable[[PyTree], tuple[Scalar, PyTree]]]:
-    """The loss on some rows, and what evaluates it with its gradient at a point."""
+    """Return the loss on some rows, and a function for its value and gradient."""
 
     def over_rows(params):
         return loss_over_rows(
@@ -345,42 +373,49 @@ def problem_of(
         )
 
     def evaluate(point):
-        return with_the_rest(plan, space, context.shared, point, over_rows)
+        return total_loss(plan, coordinates, context.shared, point, over_rows)
 
     @jax.custom_vjp
     def loss(point):
         return evaluate(point)[0]
 
     loss.defvjp(evaluate, lambda gradient, scale: (scaled(scale, gradient),))
-    return Problem(loss, data, to_params(plan, space)), evaluate
+    return Problem(loss, data, chart_inverse(plan, coordinates)), evaluate
 
 
-def with_the_rest(
+def total_loss(
     plan: RoundsPlan,
-    space: Coordinates,
+    coordinates: Coordinates,
     shared: PyTree,
     point: PyTree,
     over_rows: Callable[[Params], tuple[Scalar, Params]],
 ) -> tuple[Scalar, PyTree]:
-    """The loss and its gradient in the coordinates, given those over rows in params."""
+    """Compute the loss and its gradient in the coordinates.
 
-    def beside(params):
+    Args:
+        shared: part of the objective's context that belongs to no row.
+        point: coordinates of the parameters.
+        over_rows: returns the reduction over rows and its gradient in the parameters;
+            `rest` and a smooth penalty are added here.
+    """
+
+    def remaining_terms(params):
         value = plan.objective.rest(params, shared)
         if plan.penalty is not None and plan.penalty.smooth:
             value = value + plan.penalty.value(params)
         return value
 
-    params, pull = jax.vjp(space.params, point)
-    rest = jax.value_and_grad(beside)(params)
-    total = jax.tree.map(jnp.add, over_rows(params), rest)
-    return total[0].astype(float_dtype(params)), pull(total[1])[0]
+    params, pull_back = jax.vjp(coordinates.params, point)
+    remaining = jax.value_and_grad(remaining_terms)(params)
+    value, gradient = jax.tree.map(jnp.add, over_rows(params), remaining)
+    return value.astype(float_dtype(params)), pull_back(gradient)[0]
 
 
-def to_params(
-    plan: RoundsPlan, space: Coordinates
+def chart_inverse(
+    plan: RoundsPlan, coordinates: Coordinates
 ) -> Callable[[PyTree], Params] | None:
-    """From a point to parameters, None without a chart."""
-    return None if plan.chart is None else space.params
+    """Return the map from coordinates to parameters; None without a chart."""
+    return None if plan.chart is None else coordinates.params
 
 
 start_compiled = jax.jit(start)

@@ -1,9 +1,9 @@
-"""Stopping rules: when descent has come far enough.
+"""Stopping rules: conditions under which a round or a fit ends.
 
     GradientNorm:    max_i |dL/dtheta_i| < tolerance
 
-A rule is a recipe, evaluated inside the compiled fit after every step. A rule of one's
-own inherits from `StoppingRule`:
+A rule is a recipe, which is evaluated inside the compiled fit after every evaluation of
+the loss. A user's rule inherits from `StoppingRule`:
 
     @probjax.recipe
     class AfterSteps(probjax.fitting.StoppingRule):
@@ -23,9 +23,11 @@ from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Data, Params, PyTree, Scalar
 
+_TOLERANCE_32, _TOLERANCE_64 = 1e-5, 1e-8
+
 
 class Progress(NamedTuple):
-    """State of a fit, as stopping rules and callbacks receive it.
+    """Report on a running fit, for stopping rules and callbacks.
 
     >>> progress = Progress(0, 20, 1.5, jnp.array(5e-3), params=1.0, shared=())
     >>> f"step {progress.step}: loss {progress.loss}"
@@ -37,17 +39,17 @@ class Progress(NamedTuple):
     step: Array
     """Number of steps taken in all rounds."""
     loss: Scalar
-    """The loss at `params` (for an optax optimizer, before its last update)."""
+    """Loss at `params` (with an optax optimizer, before its last update)."""
     gradient_norm: Scalar
-    """The largest absolute entry of the loss's gradient in the parameters."""
+    """Largest absolute entry of the gradient of the loss in the parameters."""
     params: Params
-    """The parameters."""
+    """Current parameters."""
     shared: PyTree
-    """The part of the objective's context that belongs to no row, such as particles."""
+    """Part of the objective's context that belongs to no row, such as particles."""
 
 
 class StoppingRule(ABC):
-    """Rule that says when descent has come far enough.
+    """Condition under which a fit ends.
 
     >>> import jax
     >>> from probjax import ScoreMatching, fit
@@ -65,23 +67,23 @@ class StoppingRule(ABC):
 
     @abstractmethod
     def is_met(self, progress: Progress, data: Data) -> Array:
-        """Return whether to stop; traced, after every step."""
+        """Return whether the rule is met, which ends the round; traced."""
 
     def ends_fit(self, progress: Progress, data: Data) -> Array:
-        """Return whether to end the whole fit, and not only the current round."""
+        """Return whether the rule ends the whole fit, and not only the round."""
         return self.is_met(progress, data)
 
     def on_batches(self) -> "StoppingRule | None":
-        """Return the rule for minibatches; None if it has no meaning there."""
+        """Return the rule for minibatches; None if it does not apply to them."""
         return self
 
     @property
     def needs_minimum(self) -> bool:
-        """Whether the rule is only met near a minimum, which must then exist."""
+        """Whether the rule is met only near a minimum, which must then exist."""
         return False
 
     def shortfall(self, progress: Progress) -> str:
-        """Describe how far a fit that ran out of steps is from meeting the rule."""
+        """Describe how far a fit that ended too early is from meeting the rule."""
         return "the stopping rule is not met"
 
 
@@ -90,7 +92,8 @@ class GradientNorm(StoppingRule):
     """End a round once the largest entry of the gradient is below `tolerance`.
 
     Args:
-        tolerance: None for 1e-5 in float32 and 1e-8 in float64.
+        tolerance: bound on the gradient norm, 0 or above; None for 1e-5 in float32 and
+            1e-8 in float64.
 
     >>> import jax
     >>> from probjax import ScoreMatching, fit
@@ -106,15 +109,17 @@ class GradientNorm(StoppingRule):
     tolerance: float | None = None
 
     def __post_init__(self):
-        known = self.tolerance is not None and is_concrete(self.tolerance)
-        if known and self.tolerance < 0:  # pyright: ignore
-            raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
+        has_value = self.tolerance is not None and is_concrete(self.tolerance)
+        if has_value and self.tolerance < 0:  # pyright: ignore
+            raise ValueError(
+                f"tolerance must not be negative, got {self.tolerance}; try 1e-5"
+            )
 
     def ends_fit(self, progress: Progress, data: Data) -> Array:
         return jnp.asarray(False)
 
     def on_batches(self) -> None:
-        """None: the gradient of a batch is noise near the minimum."""
+        """Return None: near a minimum the gradient of a batch is mostly noise."""
         return
 
     @property
@@ -125,7 +130,7 @@ class GradientNorm(StoppingRule):
         return progress.gradient_norm < self.limit(progress.params)
 
     def limit(self, params: Params) -> Scalar | float:
-        """Return the tolerance for parameters of a precision."""
+        """Return the tolerance; its default depends on the dtype of `params`."""
         return default_tolerance(params) if self.tolerance is None else self.tolerance
 
     def shortfall(self, progress: Progress) -> str:
@@ -138,6 +143,9 @@ class GradientNorm(StoppingRule):
 @recipe
 class AnyOf(StoppingRule):
     """Stop as soon as one of several rules is met.
+
+    Args:
+        rules: the rules, at least one.
 
     >>> rule = AnyOf((GradientNorm(1e-3), GradientNorm(1e-2)))
     >>> progress = Progress(0, 5, 1.0, jnp.array(5e-3), params=1.0, shared=())
@@ -173,5 +181,5 @@ def _any(values):
 
 
 def default_tolerance(params: Params) -> float:
-    """Return the gradient norm at which a fit ends by default."""
-    return 1e-8 if float_dtype(params) == jnp.float64 else 1e-5
+    """Return the default tolerance of `GradientNorm` for the dtype of `params`."""
+    return _TOLERANCE_64 if float_dtype(params) == jnp.float64 else _TOLERANCE_32

@@ -1,4 +1,4 @@
-"""The natural gradient: metrics on parameters, their solves, and white coordinates."""
+"""The natural gradient: metrics of parameters, their inverses, whitened coordinates."""
 
 from probjax.natural.factors import Factor, Report
 from probjax.natural.metrics import metric

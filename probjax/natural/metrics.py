@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, refuse_mask
-from probjax.natural.operators import Linear, check_fits
+from probjax.natural.operators import MetricOperator, check_matrix_size
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.runs.driver import full_precision
 from probjax.types import Array, Data, Float, Params, PyTree
@@ -27,15 +27,15 @@ def metric(
     centred: bool | None = None,
     chunk_size: int | None = None,
 ) -> Float[Array, "n n"]:
-    """Metric as a matrix, in the order of `ravel_pytree(params)`.
+    """Compute the metric as a matrix, in the order of `ravel_pytree(params)`.
 
     Args:
         scores: definition of the metric: `energy_scores(energy)`, `Metric(function)`,
             or a function of params and data that returns the scores.
-        data: rows, with weights if they have any: data, or draws of the model, or all
-            of its states weighted by their probabilities.
+        data: rows to average over, as an array or a `Data` with weights: data, draws
+            from the model, or all of its states weighted by their probabilities.
         centred: whether the mean score is subtracted; None for the default of `scores`.
-        chunk_size: number of rows at a time.
+        chunk_size: number of rows at a time; None for as many as need moderate memory.
 
     >>> from probjax import exact, ising
     >>> from probjax.natural import energy_scores
@@ -45,26 +45,26 @@ def metric(
     True
     """
     scores, data = as_scores(scores, centred), as_data(data)
-    refuse_mask(data, "scores are of complete rows")
-    check_fits(sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)))
+    refuse_mask(data, "scores are computed from complete rows")
+    check_matrix_size(sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)))
     return _metric(scores, params, data, chunk_size)
 
 
 @partial(jax.jit, static_argnums=3)
 def _metric(scores, params, data, chunk_size):
-    linear = linearised(scores, params, data, chunk_size=chunk_size)
-    (whole,) = linear.squares((tuple(range(len(jax.tree.leaves(params)))),))
+    linear = metric_operator(scores, params, data, chunk_size=chunk_size)
+    (whole,) = linear.blocks((tuple(range(len(jax.tree.leaves(params)))),))
     return whole
 
 
-def linearised(
+def metric_operator(
     scores: MetricSource | Callable[[Params, Data], Array],
     params: Params,
     data: PyTree | Data,
     *,
     chunk_size: int | None = None,
-) -> Linear:
-    """Metric at `params`, averaged over the rows of `data`, as a linear operator."""
+) -> MetricOperator:
+    """Return the metric at `params`, averaged over the rows of `data`."""
     scores, data = as_scores(scores), as_data(data)
-    refuse_mask(data, "scores are of complete rows")
+    refuse_mask(data, "scores are computed from complete rows")
     return scores.linear(params, data, chunk_size)

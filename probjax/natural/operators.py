@@ -1,8 +1,8 @@
-"""Linear operators of a metric G = A'A, where A is (row, parameter).
+"""A metric G as a linear operator, often G = A'A with a matrix A of (row, parameter).
 
-`Known` stores G, as a matrix that a user computes. `RowTable` stores A, leaf by leaf of
-the parameters, (row, *leaf). `Streamed`, in `probjax.natural.streamed`, computes A of a
-large model for each use.
+`MatrixOperator` stores G, a matrix that a user computes. `RowTable` stores A, with one
+array (row, *leaf) for each leaf of the parameters. `Streamed`, in
+`probjax.natural.streamed`, computes A of a large model again for each use.
 """
 
 import abc
@@ -16,32 +16,34 @@ from jax.flatten_util import ravel_pytree
 from probjax.recipe import recipe
 from probjax.types import Array, Float, Params, PyTree
 
-MOST_PARAMETERS = 2**14
+MAX_PARAMETERS = 2**14
+"""Largest number of rows and columns of a matrix that is stored."""
 Groups = tuple[tuple[int, ...], ...]
+"""Groups of leaves of the parameters, by the indices of the leaves."""
 
 
-class Linear(abc.ABC):
-    """Metric at some parameters."""
+class MetricOperator(abc.ABC):
+    """Metric G at some parameters, as a linear operator."""
 
     @abc.abstractmethod
-    def squares(self, groups: Groups) -> tuple[Array, ...]:
-        """Blocks of G, one for each group of leaves of the parameters."""
+    def blocks(self, groups: Groups) -> tuple[Array, ...]:
+        """Return the diagonal blocks of G, one for each group of leaves."""
 
     @abc.abstractmethod
     def diagonal(self) -> PyTree:
-        """Diagonal of G, a tree like the parameters."""
+        """Return the diagonal of G, as a tree like the parameters."""
 
     @abc.abstractmethod
     def times(self, tree: PyTree) -> PyTree:
-        """Product of G and a tree like the parameters."""
+        """Multiply G by a tree like the parameters."""
 
-    def held(self) -> "RowOperator | None":
-        """Matrix A, in memory if it is small enough; None if only G is known."""
+    def row_operator(self) -> "RowOperator | None":
+        """Return A, in memory if it is small enough; None if only G is known."""
         return None
 
 
-class RowOperator(Linear):
-    """Metric G = A'A, by its matrix A."""
+class RowOperator(MetricOperator):
+    """Metric G = A'A, given by its matrix A."""
 
     @property
     @abc.abstractmethod
@@ -50,28 +52,28 @@ class RowOperator(Linear):
 
     @abc.abstractmethod
     def gram(self) -> Float[Array, "row row"]:
-        """Matrix AA'."""
+        """Return the matrix AA'."""
 
     @abc.abstractmethod
-    def along(self, tree: PyTree) -> Float[Array, " row"]:
-        """Product of A and a tree like the parameters."""
+    def apply_rows(self, tree: PyTree) -> Float[Array, " row"]:
+        """Multiply A by a tree like the parameters."""
 
     @abc.abstractmethod
-    def back(self, rows: Float[Array, " row"]) -> PyTree:
-        """Product of A' and a vector with a number for each row."""
+    def apply_rows_transposed(self, rows: Float[Array, " row"]) -> PyTree:
+        """Multiply A' by a vector with one entry for each row of A."""
 
     def times(self, tree: PyTree) -> PyTree:
-        return self.back(self.along(tree))
+        return self.apply_rows_transposed(self.apply_rows(tree))
 
 
 @recipe
-class Known(Linear):
-    """The matrix G."""
+class MatrixOperator(MetricOperator):
+    """Metric that is stored as the matrix G."""
 
     matrix: Float[Array, "n n"]
     params: Params
 
-    def squares(self, groups: Groups) -> tuple[Array, ...]:
+    def blocks(self, groups: Groups) -> tuple[Array, ...]:
         sizes = [leaf.size for leaf in jax.tree.leaves(self.params)]
         ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
 
@@ -94,11 +96,11 @@ class Known(Linear):
 
 @recipe
 class RowTable(RowOperator):
-    """The matrix A, as a tree with leaves `(row, *leaf)`."""
+    """Metric G = A'A, with A stored as a tree with leaves `(row, *leaf)`."""
 
     rows: PyTree
 
-    def squares(self, groups: Groups) -> tuple[Array, ...]:
+    def blocks(self, groups: Groups) -> tuple[Array, ...]:
         leaves = jax.tree.leaves(self.rows)
 
         def block(group):
@@ -114,14 +116,14 @@ class RowTable(RowOperator):
         flats = map(_flat, jax.tree.leaves(self.rows))
         return reduce(jnp.add, [flat @ flat.T for flat in flats])
 
-    def along(self, tree: PyTree) -> Float[Array, " row"]:
+    def apply_rows(self, tree: PyTree) -> Float[Array, " row"]:
         pairs = zip(jax.tree.leaves(self.rows), jax.tree.leaves(tree), strict=True)
         return reduce(jnp.add, [_flat(leaf) @ jnp.ravel(part) for leaf, part in pairs])
 
-    def back(self, rows: Float[Array, " row"]) -> PyTree:
-        return times_rows(self.rows, rows)
+    def apply_rows_transposed(self, rows: Float[Array, " row"]) -> PyTree:
+        return weighted_row_sum(self.rows, rows)
 
-    def held(self) -> RowOperator:
+    def row_operator(self) -> RowOperator:
         return self
 
     @property
@@ -129,35 +131,42 @@ class RowTable(RowOperator):
         return len(jax.tree.leaves(self.rows)[0])
 
 
-def weighed(
+def weighted_table(
     table: PyTree, mean: PyTree | None, weights: Float[Array, " row"]
 ) -> RowTable:
-    """Rows of a table, minus their mean if given, times the roots of their weights."""
+    """Return the matrix A of weighted scores.
 
-    def each(leaf, mean):
+    Args:
+        table: scores, with leaves `(row, *leaf)`.
+        mean: mean score, which is subtracted; None for zero.
+        weights: weights of the rows, whose square roots multiply the rows.
+    """
+
+    def weighted(leaf, mean):
         roots = jnp.sqrt(weights).astype(leaf.dtype)
         return (leaf - mean[None]) * roots.reshape(-1, *[1] * (leaf.ndim - 1))
 
     if mean is None:
         mean = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), table)
-    return RowTable(jax.tree.map(each, table, mean))
+    return RowTable(jax.tree.map(weighted, table, mean))
 
 
-def times_rows(table: PyTree, rows: Float[Array, " row"]) -> PyTree:
-    """Sum over the rows of a table, leaves `(row, *leaf)`, times a number each."""
+def weighted_row_sum(table: PyTree, weights: Float[Array, " row"]) -> PyTree:
+    """Sum the rows of a table with leaves `(row, *leaf)`, each times its weight."""
 
     def summed(leaf):
-        return (rows.astype(leaf.dtype) @ _flat(leaf)).reshape(leaf.shape[1:])
+        return (weights.astype(leaf.dtype) @ _flat(leaf)).reshape(leaf.shape[1:])
 
     return jax.tree.map(summed, table)
 
 
-def check_fits(size: int) -> None:
-    """Reject a metric that is too large to be stored as a matrix."""
-    if size > MOST_PARAMETERS:
+def check_matrix_size(size: int) -> None:
+    """Raise if a metric is too large to be stored as a matrix."""
+    if size > MAX_PARAMETERS:
         raise ValueError(
-            f"a metric of {size:,} parameters has {size**2:.1e} entries: use LowRank() "
-            "for few rows, ConjugateGradient(), Diagonal(), or smaller Blocks"
+            f"a metric that is stored must have at most {MAX_PARAMETERS:,} parameters, "
+            f"got {size:,}; try LowRank() for few rows, ConjugateGradient(), "
+            "Diagonal(), or smaller groups in BlockDiagonal()"
         )
 
 

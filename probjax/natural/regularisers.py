@@ -1,12 +1,12 @@
 """Regularisation of an inverse metric: functions f of its eigenvalues g.
 
-A natural gradient is f(G) times a gradient, where f(g) stands for 1 / g. Eigenvalues
-are measured relative to the mean s of the diagonal of G, so that a regulariser means
-the same in all units of the parameters:
+A natural gradient is f(G) times a gradient, where f(g) replaces 1 / g. Eigenvalues are
+measured relative to the mean s of the diagonal of G, so that a regulariser does not
+depend on the units of the parameters:
 
     Ridge            f(g) = 1 / (g + d s)
     Robust           f(g) = g / (g^2 + e s^2), the thesis' (G'G + e I)^-1 G'
-    PseudoInverse    f(g) = 1 / g, or 0 below a share of the largest eigenvalue
+    PseudoInverse    f(g) = 1 / g, or 0 below a fraction of the largest eigenvalue
 
 Reference: thesis, "Regularization"; Boyd and Vandenberghe, Convex Optimization (2004),
 6.4.1.
@@ -22,17 +22,18 @@ import numpy as np
 
 from probjax.checks import is_concrete
 from probjax.recipe import recipe
+from probjax.trees import scaled
 from probjax.types import Array, PyTree, Scalar
 
 Operator = Callable[[PyTree], PyTree]
 
 
 class Regulariser(abc.ABC):
-    """Function of the eigenvalues of a metric that replaces their inverse.
+    """Function of the eigenvalues of a metric that replaces their inverses.
 
     Only `inverse` is required. A regulariser that adds a multiple of the identity to
-    the metric implements `shift` as well, which makes Cholesky factors, conjugate
-    gradients and momentum available.
+    the metric should also define `shift`: Cholesky factors and momentum need it, and
+    conjugate gradients need either `shift` or `system`.
 
     >>> class SquareRoot(Regulariser):
     ...     def inverse(self, values, scale):
@@ -43,7 +44,7 @@ class Regulariser(abc.ABC):
 
     @abc.abstractmethod
     def inverse(self, values: Array, scale: Scalar) -> Array:
-        """Regularised inverse, 0 or above, of each eigenvalue.
+        """Return the regularised inverse, 0 or above, of each eigenvalue.
 
         Args:
             values: eigenvalues of a metric or a covariance, 0 or above.
@@ -51,20 +52,25 @@ class Regulariser(abc.ABC):
         """
 
     def shift(self, scale: Scalar) -> Scalar | None:
-        """Number c, if `inverse` is 1 / (g + c) for all eigenvalues g; otherwise None.
+        """Return c if `inverse` is 1 / (g + c) for all eigenvalues g, otherwise None.
 
-        None does not depend on the value of `scale`.
+        Whether the result is None must not depend on the value of `scale`.
         """
         return None
 
     def system(
         self, times: Operator, scale: Scalar
     ) -> tuple[Operator, Operator] | None:
-        """Functions `left` and `right` such that f(G) g solves left(u) = right(g).
+        """Return functions such that u = f(G) g solves left(u) = right(g).
 
-        They use the metric only through `times`, the product of G and a tree, and
-        `left` is symmetric and positive definite. None if there are no such functions;
-        conjugate gradients then refuse the regulariser.
+        Args:
+            times: multiplies the metric G by a tree.
+            scale: mean eigenvalue of G.
+
+        Returns:
+            The functions `left`, which is linear, symmetric and positive definite, and
+            `right`. None if there are no such functions; then `ConjugateGradient`
+            raises an error.
         """
         shift = self.shift(scale)
         if shift is None:
@@ -76,7 +82,7 @@ class Regulariser(abc.ABC):
         return left, lambda tree: tree
 
     def is_exact(self) -> bool:
-        """Whether `inverse` is known to be 1 / g, so that G must not be singular."""
+        """Return whether `inverse` is 1 / g, so that G must not be singular."""
         return False
 
 
@@ -85,7 +91,7 @@ class Ridge(Regulariser):
     """Inverse 1 / (g + d s) of an eigenvalue g, where s is the mean eigenvalue.
 
     Args:
-        damping: the number d, 0 or above.
+        damping: the number d, 0 or above, relative to the mean eigenvalue.
 
     >>> Ridge(1.0).inverse(jnp.array([0.0, 3.0]), scale=jnp.array(1.0)).tolist()
     [1.0, 0.25]
@@ -101,8 +107,8 @@ class Ridge(Regulariser):
             )
 
     def inverse(self, values: Array, scale: Scalar) -> Array:
-        # Almost without damping, null directions are set to 0 instead of magnified.
-        return inverted(values + self.shift(scale), rounding(values))
+        # Without this limit, tiny damping would magnify directions of eigenvalue 0.
+        return inverse_above(values + self.shift(scale), eigenvalue_rounding(values))
 
     def shift(self, scale: Scalar) -> Scalar:
         return jnp.asarray(self.damping, scale.dtype) * scale
@@ -115,7 +121,7 @@ class Ridge(Regulariser):
 class Robust(Regulariser):
     """Inverse g / (g^2 + e s^2), where s is the mean eigenvalue.
 
-    Directions with eigenvalues far below s times the root of e are almost frozen.
+    Directions whose eigenvalues are far below s sqrt(e) hardly move.
 
     Args:
         epsilon: the number e, above 0.
@@ -140,16 +146,16 @@ class Robust(Regulariser):
         return left, times
 
     def _square(self, scale):
-        """Number added to the square of the metric."""
+        """Return the number that is added to the square of the metric."""
         return jnp.asarray(self.epsilon, scale.dtype) * scale**2
 
 
 @recipe
 class PseudoInverse(Regulariser):
-    """Inverse 1 / g, or 0 if g is below a share of the largest eigenvalue.
+    """Inverse 1 / g, or 0 if g is below a fraction of the largest eigenvalue.
 
     Args:
-        cut: the share, above 0.
+        cut: the fraction, above 0.
 
     >>> PseudoInverse().inverse(jnp.array([0.0, 2.0]), scale=jnp.array(1.0)).tolist()
     [0.0, 0.5]
@@ -161,7 +167,8 @@ class PseudoInverse(Regulariser):
         _check_positive("cut", self.cut, "1e-6")
 
     def inverse(self, values: Array, scale: Scalar) -> Array:
-        return inverted(values, jnp.maximum(self.cut * values.max(), rounding(values)))
+        cut = jnp.maximum(self.cut * values.max(), eigenvalue_rounding(values))
+        return inverse_above(values, cut)
 
 
 def as_regulariser(damping: Any) -> Regulariser:
@@ -177,20 +184,15 @@ def as_regulariser(damping: Any) -> Regulariser:
     return Ridge(damping)  # pyright: ignore[reportArgumentType]
 
 
-def inverted(values: Array, least: Array | float) -> Array:
-    """Inverse of each value above `least` or NaN, and 0 for the others."""
+def inverse_above(values: Array, least: Array | float) -> Array:
+    """Return 1 / value for values above `least`, 0 for others, and NaN for NaN."""
     dropped = values <= least
     return jnp.where(dropped, 0, 1 / jnp.where(dropped, 1, values))
 
 
-def rounding(values: Array) -> Scalar:
-    """Rounding error in the eigenvalues of a symmetric matrix."""
+def eigenvalue_rounding(values: Array) -> Scalar:
+    """Return the rounding error of the eigenvalues of a symmetric matrix."""
     return values.size * jnp.finfo(values.dtype).eps * values.max()
-
-
-def scaled(scale: Scalar, tree: PyTree) -> PyTree:
-    """Product of a number and a tree."""
-    return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, tree)
 
 
 def _check_positive(name, value, example):

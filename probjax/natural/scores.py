@@ -1,19 +1,21 @@
-"""Metrics on parameters, from jacobians.
+"""Definitions of metrics on parameters, by scores.
 
-A metric is G = A'A, where A has a row for each row of data, times the root of its
-weight: the derivative of some number with respect to all parameters, its *score*.
+The *score* of a row of data is the derivative of some number with respect to all
+parameters. A metric is G = A'A, where each row of A is the score of a row of data times
+the square root of its weight. The scores are derivatives of
 
-    log q(x)      over draws of q: the Fisher matrix; over data: an approximation to it;
-    E(x)          less its mean over rows, over draws: the Fisher matrix again, as
-                  d log q = -(dE - <dE>), and no log Z is needed; over data: an
-                  approximation, and the thesis' without the mean taken off;
-    a loss        of a row, for what is not probabilistic;
-    f(x)          a vector, for the squared error |y - f(x)|^2: G = 2 <df' df>, as of a
-                  Gaussian whose variance is 1/2.
+    log q(x)      Averaged over draws from q, G is the Fisher matrix; averaged over
+                  data, an approximation to it.
+    E(x)          The mean score is subtracted. Averaged over draws, G is again the
+                  Fisher matrix, because d log q = -(dE - <dE>), and log Z is not
+                  needed. Averaged over data, G is an approximation; without
+                  subtracting the mean, it is that of the thesis.
+    a loss        For models that are not probabilistic.
+    f(x)          A vector, for the squared error |y - f(x)|^2: G = 2 <df' df>, the
+                  Fisher matrix of a Gaussian with variance 1/2.
 
-Which rows these are is up to whoever gives them: see `natural_gradient`.
-
-Products with G, and whether A is held in memory, are in `probjax.natural.operators`.
+The caller chooses the rows, see `natural_gradient`. `probjax.natural.operators` defines
+products with G, and `probjax.natural.streamed` whether A is held in memory.
 
 Reference: thesis, "The Natural Gradient by Analogy to Signal Whitening", recipes;
 Amari, Neural Computation 10, 251 (1998).
@@ -28,7 +30,13 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, num_rows
-from probjax.natural.operators import Known, Linear, RowTable, times_rows, weighed
+from probjax.natural.operators import (
+    MatrixOperator,
+    MetricOperator,
+    RowTable,
+    weighted_row_sum,
+    weighted_table,
+)
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype, of_kind
@@ -42,32 +50,34 @@ class MetricSource(abc.ABC):
     """Whether the metric is G = A'A with known rows of A."""
 
     @abc.abstractmethod
-    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Linear:
-        """Metric at `params`, averaged over the rows of `data`."""
+    def linear(
+        self, params: Params, data: Data, chunk_size: int | None
+    ) -> MetricOperator:
+        """Return the metric at `params`, averaged over the rows of `data`."""
 
     def with_centred(self, centred: bool) -> "MetricSource":
-        """Copy that subtracts the mean score or does not, if there are scores."""
+        """Return a copy that subtracts the mean score or does not, if it has scores."""
         return self
 
     def in_coordinates(
         self, to_params: Callable[[PyTree], Params]
     ) -> "MetricSource | None":
-        """Metric of the coordinates of a chart; None if it cannot be derived."""
+        """Return the metric in the coordinates of a chart; None if that is unknown."""
         return None
 
     def max_rank(self, params: Params, data: Data) -> int:
-        """Upper bound of the rank of the metric, from the shapes of its arguments."""
+        """Return an upper bound of the rank of the metric, from shapes alone."""
         return _size(params)
 
 
 @recipe
 class Scores(MetricSource):
-    """Derivatives of a function of one row.
+    """Metric defined by derivatives of a function of one row.
 
     Args:
-        function: `function(params, row)`: a number, or a vector of them.
-        centred: whether their mean over the rows is taken off.
-        scale: the metric is this many times their mean square.
+        function: `function(params, row)`, which returns a number or a vector.
+        centred: whether the mean score over the rows is subtracted.
+        scale: factor between the mean of s s' over scores s and the metric.
 
     >>> def linear(params, x):
     ...     return params @ x
@@ -81,26 +91,26 @@ class Scores(MetricSource):
     scale: float = 1.0
 
     def __call__(self, params: Params, data: PyTree | Data) -> Float[Array, "row n"]:
-        """The scores themselves, neither centred nor weighed, a row each."""
+        """Return the scores of all rows, without centring or weights."""
         leaves = jax.tree.leaves(self.table(params, as_data(data).x))
         return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
 
     def values(self, params: Params, x: PyTree) -> Array:
-        """Values of `function`, `(row, ...)`."""
+        """Return the values of `function` for all rows, `(row, ...)`."""
         return jax.vmap(self.function, (None, 0))(params, x)
 
     def shape(self, params: Params, x: PyTree) -> tuple[int, ...]:
-        """Shape of the result of `function` for one row."""
+        """Return the shape of the result of `function` for one row."""
         shape = row_shape(self.function, params, x)
         if len(shape) > 1 or (shape and self.centred):
             raise ValueError(
-                "the function of scores must return a number for a row"
+                "the function of Scores must return a number for a row"
                 f"{'' if self.centred else ', or a vector'}, got shape {shape}"
             )
         return shape
 
     def table(self, params: Params, x: PyTree) -> PyTree:
-        """Scores with leaves `(row, *leaf)`; for a vector, a row per entry."""
+        """Return scores with leaves `(row, *leaf)`; for a vector, a row per entry."""
         self.shape(params, x)
         return jacobian(self.function, params, x)
 
@@ -133,11 +143,14 @@ class Scores(MetricSource):
 
 @recipe
 class Given(MetricSource):
-    """Scores that a user computes, by a function of all rows.
+    """Metric defined by scores that a user's function computes for all rows.
 
     Args:
-        function: `function(params, data)`: an array `(row, n)`, its columns in the
-            order of `ravel_pytree(params)`. Weights of rows are not its business.
+        function: `function(params, data)`, which returns an array `(row, n)` with
+            columns in the order of `ravel_pytree(params)`. Row weights are applied by
+            the caller.
+        centred: whether the mean score over the rows is subtracted.
+        scale: factor between the mean of s s' over scores s and the metric.
 
     >>> from probjax.natural import metric
     >>> def rows_themselves(params, data):
@@ -152,7 +165,7 @@ class Given(MetricSource):
     scale: float = 1.0
 
     def table(self, params: Params, x: PyTree) -> PyTree:
-        """Scores with leaves `(row, *leaf)`."""
+        """Return the scores with leaves `(row, *leaf)`."""
         rows = self.function(params, Data(x))
         leaves, form = jax.tree.flatten(params)
         sizes = [leaf.size for leaf in leaves]
@@ -160,7 +173,7 @@ class Given(MetricSource):
         if jnp.shape(rows) != (count, sum(sizes)):
             raise ValueError(
                 f"scores must return an array of {count} rows and {sum(sizes)} "
-                f"parameters, got shape {jnp.shape(rows)}"
+                f"columns, one per parameter, got shape {jnp.shape(rows)}"
             )
         parts = jnp.split(rows, [sum(sizes[:k]) for k in range(1, len(sizes))], axis=1)
         shaped = zip(parts, leaves, strict=True)
@@ -169,8 +182,9 @@ class Given(MetricSource):
     def linear(self, params: Params, data: Data, chunk_size: int | None) -> RowTable:
         x, weights = _prepared(params, data)
         table = self.table(params, x)
-        mean = times_rows(table, weights) if self.centred else None
-        return weighed(table, mean, weights * jnp.asarray(self.scale, weights.dtype))
+        mean = weighted_row_sum(table, weights) if self.centred else None
+        scale = jnp.asarray(self.scale, weights.dtype)
+        return weighted_table(table, mean, weights * scale)
 
     def with_centred(self, centred: bool) -> "Given":
         return dataclasses.replace(self, centred=centred)
@@ -181,11 +195,11 @@ class Given(MetricSource):
 
 @recipe
 class Metric(MetricSource):
-    """A metric that a user computes.
+    """Metric that a user's function computes as a matrix.
 
     Args:
-        function: `function(params, data)`: the matrix G, in the order of
-            `ravel_pytree(params)`.
+        function: `function(params, data)`, which returns the matrix G with rows and
+            columns in the order of `ravel_pytree(params)`.
 
     >>> from probjax.natural import metric
     >>> def ours(params, data):
@@ -198,33 +212,44 @@ class Metric(MetricSource):
 
     has_rows: ClassVar[bool] = False
 
-    def linear(self, params: Params, data: Data, chunk_size: int | None) -> Known:
+    def linear(
+        self, params: Params, data: Data, chunk_size: int | None
+    ) -> MatrixOperator:
         matrix, size = jnp.asarray(self.function(params, data)), _size(params)
         if jnp.shape(matrix) != (size, size):
             raise ValueError(
-                f"a metric of {size} parameters must be {size} x {size}, got shape "
+                f"the metric of {size} parameters must be {size} x {size}, got shape "
                 f"{jnp.shape(matrix)}"
             )
-        return Known(matrix, params)
+        return MatrixOperator(matrix, params)
 
 
 def as_scores(scores: Any, centred: bool | None = None) -> MetricSource:
-    """Return `scores`, or a user's function as `Given`, centred or not if specified."""
+    """Return `scores` as a `MetricSource`; a function becomes a `Given`.
+
+    Args:
+        centred: whether the mean score is subtracted; None for the default of `scores`.
+    """
     if not isinstance(scores, MetricSource):
         if isinstance(scores, type) or not callable(scores):
             raise ValueError(
-                "scores must be energy_scores(energy), or a function of params and "
-                f"data, got {scores!r}; try energy_scores(energy)"
+                "scores must be energy_scores(...), another definition of a metric, or "
+                f"a function of params and data, got {scores!r}; try "
+                "energy_scores(energy)"
             )
         scores = Given(scores)  # pyright: ignore[reportArgumentType]
     return scores if centred is None else scores.with_centred(centred)
 
 
 def energy_scores(energy: Energy, *, centred: bool = True) -> Scores:
-    """Derivatives of E(x), less its mean over the rows.
+    """Return the metric defined by derivatives of the energy E(x).
 
-    Over draws of the model that is the Fisher matrix. Without the mean taken off it is
-    the thesis' energy approximation, which adds a direction that slows learning.
+    Averaged over draws from the model, it is the Fisher matrix.
+
+    Args:
+        centred: whether the mean score over the rows is subtracted. If not, the metric
+            is the energy approximation of the thesis, with an additional direction that
+            slows learning.
 
     >>> from probjax import ising
     >>> params = ising.from_matrix([[0.0, 0.0], [0.0, 0.0]])
@@ -236,7 +261,7 @@ def energy_scores(energy: Energy, *, centred: bool = True) -> Scores:
 
 
 def likelihood_scores(log_prob: Callable[[Params, State], Scalar]) -> Scores:
-    """Derivatives of log q(x), of a model that can be normalised.
+    """Return the metric defined by derivatives of log q(x), for a normalised model.
 
     >>> def log_prob(mean, x):
     ...     return -jnp.sum((x - mean) ** 2) / 2
@@ -248,7 +273,9 @@ def likelihood_scores(log_prob: Callable[[Params, State], Scalar]) -> Scores:
 
 
 def loss_scores(loss: Callable[[Params, State], Scalar]) -> Scores:
-    """The derivative of any loss of a row, for models that are not probabilistic.
+    """Return the metric defined by derivatives of the loss of a row.
+
+    It is meant for models that are not probabilistic.
 
     >>> def loss(params, x):
     ...     return jnp.sum(params * x)
@@ -259,7 +286,10 @@ def loss_scores(loss: Callable[[Params, State], Scalar]) -> Scores:
 
 
 def regression_scores(function: Callable[[Params, State], Array]) -> Scores:
-    """Of predictions f(params, row), a vector, under the squared error |y - f|^2.
+    """Return the metric of predictions f(params, row) with squared error |y - f|^2.
+
+    Args:
+        function: the predictions f, a vector.
 
     >>> from probjax.natural import metric
     >>> def predict(weight, x):
@@ -272,11 +302,11 @@ def regression_scores(function: Callable[[Params, State], Array]) -> Scores:
 
 
 def _prepared(params, data):
-    """Rows in the dtype of the parameters, and their weights with sum 1."""
-    kind = float_dtype(params)
+    """Return rows in the dtype of the parameters, and their weights with sum 1."""
+    dtype = float_dtype(params)
     weights = data.weights
     weights = jnp.ones(num_rows(data)) if weights is None else weights
-    return of_kind(kind, data.x), weights.astype(kind) / weights.sum().astype(kind)
+    return of_kind(dtype, data.x), weights.astype(dtype) / weights.sum().astype(dtype)
 
 
 def _size(params):

@@ -1,18 +1,19 @@
 """The natural gradient, G^-1 times the gradient, as an optax transformation.
 
-Steps of it do not depend on how a model is parametrised, and directions in which the
-model hardly changes are taken as far as others. It stands in a chain like any other:
+Its steps do not depend on how a model is parametrised, and descent is not slow along
+directions that change the model little. It is used in a chain of transformations:
 
     optax.chain(natural_gradient(energy_scores(energy)), optax.sgd(0.5))
 
-With momentum, the direction u minimises its distance in G from the plain solution and,
-by the damping, from m times the one before (SPRING):
+With momentum m and damping d, the direction u minimises the squared distance, measured
+by G, from G^-1 times the gradient, plus d |u - m u_previous|^2 (SPRING):
 
-    (G + d) u = gradient + d m u_before.
+    (G + d) u = gradient + d m u_previous.
 
-Any positive definite matrix in place of G^-1 leads downhill, if steps are short enough:
-a metric of few rows wants more damping, or clipping. Line searches want true gradients,
-and belong into the whitened coordinates of `probjax.natural.whitening`.
+Any positive definite matrix in place of G^-1 gives a descent direction, if steps are
+short enough: a metric estimated from few rows needs more damping, or clipping. Line
+searches need true gradients; use them in the whitened coordinates of
+`probjax.natural.whitening`.
 
 Reference: thesis, "The natural gradient in theta"; Goldshlager, Abrahamsen and Lin,
 J. Comput. Phys. 516, 113351 (2024) for the momentum. W'W: Amari, Cichocki and Yang,
@@ -33,7 +34,7 @@ from probjax.checks import check_count
 from probjax.data.rows import as_data
 from probjax.data.rows import num_rows as count_rows
 from probjax.natural.factors import Report
-from probjax.natural.metrics import linearised
+from probjax.natural.metrics import metric_operator
 from probjax.natural.operators import RowTable
 from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
@@ -43,6 +44,7 @@ from probjax.trees import float_dtype
 from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree, Sampler
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
+"""Function of a key, parameters and data that returns the rows of a metric."""
 
 
 class NaturalState(NamedTuple):
@@ -61,9 +63,9 @@ class NaturalState(NamedTuple):
     step: Array
     """Number of steps so far."""
     factor: PyTree
-    """Inverse of the metric, if it is kept for several steps; otherwise None."""
+    """Inverse of the metric, if it is reused for several steps; otherwise None."""
     direction: PyTree
-    """Natural gradient of the previous step, with momentum; otherwise None."""
+    """Natural gradient of the previous step; None without momentum."""
     report: Report
     """Rank and condition number of the last metric that was inverted."""
 
@@ -81,30 +83,34 @@ def natural_gradient(
     chunk_size: int | None = None,
     key: PRNGKeyArray | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace gradients by G^-1 times them.
+    """Return a transformation that multiplies gradients by the inverse metric G^-1.
 
-    `fit(..., optimizer=optax.chain(natural_gradient(...), optax.sgd(0.5)))` gives it
-    the rows of each step; elsewhere call `update(..., data=rows)`.
+    In `fit(..., optimizer=optax.chain(natural_gradient(...), optax.sgd(0.5)))`, it
+    receives the rows of each step; elsewhere call `update(..., data=rows)`.
 
     Args:
-        scores: what G is made of: `energy_scores(energy)`, or a function of params and
-            data that returns `(row, n)`.
-        damping: a share of the mean diagonal of G that is added to G, or a schedule
-            of such shares; or a `Regulariser` such as `Robust()` or `PseudoInverse()`.
-        centred: whether the mean score is taken off; None as `scores` have it, which is
-            so for energies and functions.
-        solve: a `Structure`: `Dense()`, `Blocks()`, `Diagonal()`, `LowRank()`,
-            `ConjugateGradient()`, or a user's own.
-        momentum: how much of the direction before is kept where G says little, as 0.9.
-        every: how many steps a metric serves.
-        rows: `rows(key, params, data)`, what G is averaged over in place of the data:
-            `states_of(energy)`, `draws_of(energy, sampler, num_steps=10)`, or one's
-            own. Fresh draws at every step.
-        num_rows: only this many of the rows that are given, evenly spaced, or where
-            their weights are.
-        chunk_size: rows whose scores are held at a time; None for as many as need not
-            much memory, with `LowRank()` up to 2^27 numbers.
-        key: for `rows`.
+        scores: definition of G: `energy_scores(energy)`, or a function of params and
+            data that returns the scores `(row, n)`.
+        damping: fraction of the mean diagonal of G that is added to the diagonal, or a
+            schedule of such fractions; or a `Regulariser` such as `Robust()` or
+            `PseudoInverse()`.
+        centred: whether the mean score is subtracted; None for the default of `scores`,
+            which is True for energies and for functions of params and data.
+        solve: part of G that is inverted, and the algorithm: `Dense()`,
+            `BlockDiagonal()`, `Diagonal()`, `LowRank()`, `ConjugateGradient()`, or a
+            user's `Structure`.
+        momentum: fraction of the previous direction that is kept where the metric is
+            small compared with its damping, such as 0.9; from 0 to below 1.
+        every: number of steps for which a metric is used.
+        rows: function `rows(key, params, data)` that returns the rows over which G is
+            averaged, in place of the data: `states_of(energy)`,
+            `draws_of(energy, sampler, num_steps=10)`, or a user's function. It is
+            called for every metric.
+        num_rows: number of rows of the data that are used, or passed to `rows`: evenly
+            spaced rows, or rows selected in proportion to their weights. None for all.
+        chunk_size: rows whose scores are computed at a time; None for as many as need
+            moderate memory, with `LowRank()` up to 2^27 numbers.
+        key: for `rows`; required with it.
 
     >>> from probjax.natural import Metric
     >>> def ours(params, data):
@@ -130,15 +136,16 @@ def natural_gradient(
     _check_options(scores, regulariser, solve, momentum, every, num_rows, rows, key)
 
     def factor(params, data, step, to_params):
-        here = params if to_params is None else to_params(params)
-        data = _thinned(as_data(data), num_rows)
+        # With a chart, `params` are coordinates.
+        model_params = params if to_params is None else to_params(params)
+        data = _selected_rows(as_data(data), num_rows)
         if rows is not None and key is not None:
-            data = as_data(rows(jax.random.fold_in(key, step), here, data))
-        mine = scores if to_params is None else _in_coordinates(scores, to_params)
+            data = as_data(rows(jax.random.fold_in(key, step), model_params, data))
+        source = scores if to_params is None else _in_coordinates(scores, to_params)
         current = regulariser if schedule is None else Ridge(schedule(step))
         if solve.needs_full_rank and current.is_exact():
-            _check_rank(mine, params, data)
-        linear = linearised(mine, params, data, chunk_size=chunk_size)
+            _check_rank(source, params, data)
+        linear = metric_operator(source, params, data, chunk_size=chunk_size)
         return solve.factor(linear, params, current)
 
     def init(params):
@@ -153,33 +160,34 @@ def natural_gradient(
     def update(updates, state, params=None, *, data=None, to_params=None, **extra):
         del extra
         _check_update(updates, params, data)
-        fresh = partial(factor, params, data, state.step, to_params)
+        new_factor = partial(factor, params, data, state.step, to_params)
         if every == 1:
-            now = fresh()
+            inverse = new_factor()
         else:
-            _check_kept(jax.eval_shape(fresh), state.factor)
-            due = state.step % every == 0
-            now = jax.lax.cond(due, fresh, lambda: state.factor)
+            _check_shapes(jax.eval_shape(new_factor), state.factor)
+            is_due = state.step % every == 0
+            inverse = jax.lax.cond(is_due, new_factor, lambda: state.factor)
         if momentum:
-            pull = now.damped(state.direction)
+            pull = inverse.damped(state.direction)
             updates = jax.tree.map(lambda g, p: g + momentum * p, updates, pull)
-        direction = now.solve(updates)
-        kind = state.report.rank.dtype
+        direction = inverse.solve(updates)
+        dtype = state.report.rank.dtype
         return direction, NaturalState(
             state.step + 1,
-            now if every > 1 else None,
+            inverse if every > 1 else None,
             direction if momentum else None,
-            Report(*[jnp.asarray(value, kind) for value in now.report]),
+            Report(*[jnp.asarray(value, dtype) for value in inverse.report]),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def relative_gradient() -> optax.GradientTransformation:
-    """Gradients of square matrices W times W'W; those of vectors are left alone.
+    """Return a transformation of gradients of square matrices W to gradient W'W.
 
-    The metric is the one that multiplying W by any regular matrix from the right does
-    not change, and costs two products in place of an inverse. Made for ICA.
+    Gradients of vectors and numbers are not changed. The metric is invariant under
+    multiplication of W from the right by any regular matrix, and costs two products
+    instead of an inverse. It is meant for ICA.
 
     >>> transform, params = relative_gradient(), jnp.array([[2.0, 0.0], [0.0, 3.0]])
     >>> updates, _ = transform.update(jnp.eye(2), transform.init(params), params)
@@ -190,7 +198,8 @@ def relative_gradient() -> optax.GradientTransformation:
     def update(updates, state, params=None):
         if params is None:
             raise ValueError(
-                "relative_gradient needs the parameters: update(.., params)"
+                "relative_gradient needs the parameters, got None; try "
+                "update(gradient, state, params)"
             )
         return jax.tree.map(_relative, updates, params), state
 
@@ -198,7 +207,12 @@ def relative_gradient() -> optax.GradientTransformation:
 
 
 def states_of(energy: Energy, *, num_states: int = 2) -> Rows:
-    """Rows for `natural_gradient`: every state of a small model, by its probability.
+    """Return rows for `natural_gradient`: all states of a small model.
+
+    Each state is weighted by its probability, so that the metric is exact.
+
+    Args:
+        num_states: number of values of each site, 0 to num_states - 1.
 
     >>> from probjax import ising
     >>> rows, flat = states_of(ising.energy), ising.from_matrix([[0, 0], [0, 0]])
@@ -217,9 +231,14 @@ def states_of(energy: Energy, *, num_states: int = 2) -> Rows:
 
 
 def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
-    """Rows for `natural_gradient`: chains of a sampler, each from a row of the data.
+    """Return rows for `natural_gradient`: states of Markov chains.
 
-    With few steps they are between data and model, which is good enough for a metric.
+    Each chain starts at a row of the data. With few steps, its distribution is between
+    those of the data and of the model, which is sufficient for a metric.
+
+    Args:
+        sampler: a sampler of the states of the model.
+        num_steps: number of steps of each chain.
 
     >>> from probjax import HeatBath, ising
     >>> rows = draws_of(ising.energy, HeatBath(), num_steps=2)
@@ -247,14 +266,14 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
 
 
 def _schedule(damping) -> Callable[[Array], Any] | None:
-    """Schedule of the damping; None if it is a regulariser or not a function."""
+    """Return the damping if it is a schedule, otherwise None."""
     if isinstance(damping, (Regulariser, type)) or not callable(damping):
         return None
     return damping
 
 
 def _in_coordinates(scores, to_params):
-    """Scores of a fit that descends in the coordinates of a chart."""
+    """Return the scores in the coordinates of a chart."""
     found = scores.in_coordinates(to_params)
     if found is None:
         raise ValueError(
@@ -264,16 +283,19 @@ def _in_coordinates(scores, to_params):
     return found
 
 
-def _thinned(data, count):
+def _selected_rows(data, count):
+    """Return `count` rows, evenly spaced or in proportion to their weights."""
     total = count_rows(data)
     if count is None or count == total:
         return data
     if count > total:
-        raise ValueError(f"num_rows must be at most the {total} rows, got {count}")
+        raise ValueError(
+            f"num_rows must be at most the {total} rows, got {count}; try None for all"
+        )
     if data.weights is None:
         places = np.arange(count) * total // count
         return jax.tree.map(lambda leaf: leaf[places.astype(np.int32)], data)
-    # As often as they weigh, and all alike.
+    # Systematic sampling: the selected rows count equally.
     ends = jnp.cumsum(data.weights)
     levels = (jnp.arange(count) + 0.5) / count * ends[-1]
     places = jnp.searchsorted(ends, levels, side="right")
@@ -282,7 +304,7 @@ def _thinned(data, count):
 
 
 def _template(solve, regulariser, params, num_rows):
-    """Zeros with the shapes and dtypes of a factor that is kept."""
+    """Return zeros with the shapes and dtypes of a factor that is reused."""
 
     def factor():
         count = num_rows or 1
@@ -295,52 +317,54 @@ def _template(solve, regulariser, params, num_rows):
 
 
 def _relative(gradient, matrix):
+    """Return gradient W'W for a matrix W."""
     if jnp.ndim(matrix) < 2:
         return gradient
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(
-            f"relative_gradient is for square matrices, got shape {matrix.shape}"
+            "relative_gradient needs vectors or square matrices, got shape "
+            f"{matrix.shape}"
         )
     return gradient @ matrix.T @ matrix
 
 
 def _check_options(scores, regulariser, solve, momentum, every, num_rows, rows, key):
     if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be from 0 to below 1, got {momentum}")
+        raise ValueError(f"momentum must be from 0 to below 1, got {momentum}; try 0.9")
     if momentum and jax.eval_shape(regulariser.shift, np.ones(())) is None:
         raise ValueError(
-            "damping must be a number with momentum, which acts through the damping, "
-            f"got {regulariser!r}; try damping=0.01, or momentum=0"
+            "damping must be a number with momentum, because momentum acts through the "
+            f"damping, got {regulariser!r}; try damping=0.01, or momentum=0"
         )
     if solve.keeps_rows and not scores.has_rows:
         raise ValueError(
-            f"scores must give rows for {solve!r}, got a metric that is a matrix; try "
-            "Dense()"
+            f"scores must be scores of rows for {solve!r}, got a metric that is a "
+            "matrix; try Dense()"
         )
     if rows is not None and key is None:
         raise ValueError(
-            "key must be given with rows, which are drawn at each step, got None; try "
+            "key must be given with rows, which may be random, got None; try "
             "key=jax.random.key(0)"
         )
     if every == 1:
         return
     if not solve.reusable:
         raise ValueError(
-            f"every must be 1 for {solve!r}, which keeps no inverse, got {every}; try "
+            f"every must be 1 for {solve!r}, which stores no inverse, got {every}; try "
             "every=1 or Dense()"
         )
     if solve.keeps_rows and num_rows is None:
         raise ValueError(
             f"num_rows must be given for {solve!r} if every is above 1, because the "
-            "scores of these rows are kept, got None; try num_rows=100"
+            "scores of these rows are stored, got None; try num_rows=100"
         )
 
 
 def _check_update(updates, params, data):
     if params is None or data is None:
         raise ValueError(
-            "natural_gradient needs parameters and rows: update(gradient, state, "
-            "params, data=rows), as fit does"
+            "natural_gradient needs parameters and rows, got None; try "
+            "update(gradient, state, params, data=rows), or fit with rows in memory"
         )
     forms = [jax.tree.structure(tree) for tree in (updates, params)]
     shapes = [list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (updates, params)]
@@ -355,15 +379,16 @@ def _check_rank(scores, params, data):
     size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
     if scores.max_rank(params, data) < size:
         raise ValueError(
-            f"a metric of {size} parameters from {count_rows(data)} rows is singular "
-            "without damping; try damping=0.01 or PseudoInverse()"
+            f"the metric must not be singular without damping, got {size} parameters "
+            f"and {count_rows(data)} rows; try damping=0.01 or PseudoInverse()"
         )
 
 
-def _check_kept(new, kept):
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in (new, kept)]
+def _check_shapes(new, stored):
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (new, stored)]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            "a metric that serves several steps must keep its form: num_rows must be "
-            "that of the rows, whose scores must be numbers and few enough to be held"
+            "a metric for several steps must keep its shapes, got shapes that differ "
+            "from those of num_rows rows; try num_rows equal to the number of rows, a "
+            "function of scores that returns a number, chunk_size=None, or every=1"
         )

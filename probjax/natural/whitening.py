@@ -1,13 +1,13 @@
-"""Whitening: of data by their covariance, of parameters by their metric.
+"""Whitening of data by their covariance, and of parameters by their metric.
 
-A signal of covariance S is white as y = S^(-1/2) (x - mean): cov(y) = 1. A metric G is
-to parameters what S^-1 is to a signal, and p = G^(1/2) theta are white ones: a step of
-length 1 changes the model as much in every direction, and steepest descent in p is
-natural descent in theta. As p is a chart like others, any optimizer can descend in it,
-L-BFGS with its line search above all, which wants true gradients.
+A signal x with covariance S is whitened by y = S^(-1/2) (x - mean), so that cov(y) = 1.
+A metric G of parameters theta corresponds to S^-1, and p = G^(1/2) theta are whitened
+parameters: a step of length 1 changes the model equally in every direction, and
+steepest descent in p is natural-gradient descent in theta. Because p is a chart, every
+optimizer can be used, including L-BFGS, whose line search needs true gradients.
 
-G changes as parameters do. `fit_whitened` descends for a while in p, returns to theta,
-and goes on in the p of there.
+G depends on the parameters. `fit_whitened` therefore works in turns: it descends in p,
+returns to theta, and computes new whitened parameters there.
 
 Reference: thesis, "'Whitening' the parameter space" and "Combining the natural gradient
 with other techniques using the natural parameter space".
@@ -26,10 +26,11 @@ from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
-from probjax.fitting.fit import Fit, fit_job
+from probjax.fitting.fit import fit_job
+from probjax.fitting.result import Fit
 from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import GradientNorm, StoppingRule
-from probjax.natural.factors import eigen, refuse_singular, report_of
+from probjax.natural.factors import check_nonsingular, eigendecomposition, report_of
 from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
 from probjax.natural.scores import MetricSource
@@ -51,9 +52,14 @@ from probjax.types import (
 
 @recipe
 class WhitenedCoordinates(Chart):
-    """y = W (x - centre), and back; a chart, where x are parameters.
+    """Whitened coordinates y = W (x - centre) of parameters or of states.
 
-    Build one with `whitening` for data, with `whitened` for parameters.
+    `whitening` returns them for data, and `whitened` for parameters.
+
+    Args:
+        matrix: the matrix W.
+        inverse_matrix: inverse of W, or its pseudo-inverse if directions are left out.
+        centre: a tree like `x`.
 
     >>> centre = jnp.array([1.0, 0.0])
     >>> chart = WhitenedCoordinates(2 * jnp.eye(2), jnp.eye(2) / 2, centre)
@@ -66,27 +72,29 @@ class WhitenedCoordinates(Chart):
     matrix: Float[Array, "n n"]
     inverse_matrix: Float[Array, "n n"]
     centre: Params
-    """A tree like what is whitened."""
 
     def forward(self, params: Params) -> Float[Array, " n"]:
-        """What is white of parameters, or of one state."""
-        away = jax.tree.map(jnp.subtract, params, self.centre)
-        return self.matrix @ ravel_pytree(away)[0]
+        """Return the whitened coordinates of parameters, or of one state."""
+        centred = jax.tree.map(jnp.subtract, params, self.centre)
+        return self.matrix @ ravel_pytree(centred)[0]
 
     def inverse(self, coordinates: Float[Array, " n"]) -> Params:
-        """And back."""
-        away = ravel_pytree(self.centre)[1](self.inverse_matrix @ coordinates)
-        return jax.tree.map(jnp.add, away, self.centre)
+        """Return the parameters, or the state, with these coordinates."""
+        centred = ravel_pytree(self.centre)[1](self.inverse_matrix @ coordinates)
+        return jax.tree.map(jnp.add, centred, self.centre)
 
 
 def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> WhitenedCoordinates:
-    """Of data: centred, uncorrelated, of unit variance, in their own orientation.
+    """Compute coordinates in which data are centred and have covariance 1.
 
-    `jax.vmap(whitening(x).forward)(x)` is the white data.
+    The matrix W is symmetric (ZCA whitening). `jax.vmap(whitening(x).forward)(x)` are
+    the whitened data.
 
     Args:
-        damping: a share of the mean variance to add; or `PseudoInverse()`, which
-            leaves out directions without variance.
+        data: rows, as an array or a `Data` with weights.
+        damping: fraction of the mean variance that is added to all variances; or a
+            `Regulariser`, such as `PseudoInverse()`, which leaves out directions
+            without variance.
 
     >>> x = jnp.array([[0.0, 1.0], [4.0, 1.0], [0.0, 3.0], [4.0, 3.0]])
     >>> white = jax.vmap(whitening(x).forward)(x)
@@ -94,24 +102,25 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> WhitenedCoordinate
     True
     """
     data = as_data(data)
-    refuse_mask(data, "covariances are of complete rows")
+    refuse_mask(data, "covariances are computed from complete rows")
     data = data._replace(x=jax.tree.map(floating, data.x))
-    return _of_data(data, as_regulariser(damping))
+    return _whitening_of_data(data, as_regulariser(damping))
 
 
 @jax.jit
-def _of_data(data, regulariser):
+def _whitening_of_data(data, regulariser):
     x = data.x
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     weights = data.weights
     weights = jnp.ones(num_rows(data), rows.dtype) if weights is None else weights
     weights = (weights / weights.sum()).astype(rows.dtype)
     mean = weights @ rows
-    away = (rows - mean[None]) * jnp.sqrt(weights)[:, None]
-    values, vectors = eigen(away.T @ away)
+    centred = (rows - mean[None]) * jnp.sqrt(weights)[:, None]
+    values, vectors = eigendecomposition(centred.T @ centred)
     inverse = regulariser.inverse(values, values.mean())
     row = jax.tree.map(lambda leaf: leaf[0], x)
-    return _whitening(vectors, _inverted(inverse), ravel_pytree(row)[1](mean))
+    variances = _inverse_of_positive(inverse)
+    return _coordinates(vectors, variances, ravel_pytree(row)[1](mean))
 
 
 @full_precision()
@@ -123,14 +132,17 @@ def whitened(
     damping: Any = 1e-2,
     centred: bool | None = None,
 ) -> WhitenedCoordinates:
-    """White parameters, a chart for `fit`: their damped metric at `params` is 1.
+    """Compute whitened parameters, a chart for `fit` with the origin at `params`.
 
-    They are 0 at `params`. Directions that `PseudoInverse()` leaves out stay as they
-    are, and do not count towards convergence. What the metric is made of is told as for
-    `natural_gradient`.
+    In these coordinates the damped metric at `params` is the identity. Directions that
+    `PseudoInverse()` leaves out do not move, and are not tested for convergence.
 
     Args:
-        damping: a share of the mean diagonal to add to the metric.
+        scores: definition of the metric, as for `natural_gradient`.
+        data: rows over which the metric is averaged.
+        damping: fraction of the mean diagonal that is added to the diagonal of the
+            metric, or a `Regulariser`.
+        centred: whether the mean score is subtracted; None for the default of `scores`.
 
     >>> from probjax import exact, ising
     >>> from probjax.natural import energy_scores
@@ -142,16 +154,16 @@ def whitened(
     """
     found = metric(scores, params, data, centred=centred)
     regulariser = as_regulariser(damping)
-    chart, report = _of_metric(found, regulariser, params)
-    refuse_singular(regulariser, report, len(found))
+    chart, report = _whitening_of_metric(found, regulariser, params)
+    check_nonsingular(regulariser, report, len(found))
     return chart
 
 
 @jax.jit
-def _of_metric(matrix, regulariser, params):
-    values, vectors = eigen(matrix)
-    spread = regulariser.inverse(values, values.mean())
-    return _whitening(vectors, spread, params), report_of(values, spread)
+def _whitening_of_metric(matrix, regulariser, params):
+    values, vectors = eigendecomposition(matrix)
+    variances = regulariser.inverse(values, values.mean())
+    return _coordinates(vectors, variances, params), report_of(values, variances)
 
 
 @driver
@@ -175,15 +187,16 @@ def fit_whitened(
     chunk_size: int | None = None,
     watch: Watch | None = None,
 ) -> Fit:
-    """Fit in whitened parameters, which are computed again at each turn.
-
-    The metric is specified as for `natural_gradient`.
+    """Fit in whitened parameters, which are computed again in each turn.
 
     Args:
-        num_turns: largest number of turns; a fit that has converged ends.
-        optimizer: as for `fit`, and so are all that follow, for each turn.
-            `steps_per_round=100` is a good choice. A turn that a rule of one's own or
-            a callback ends is the last.
+        scores: definition of the metric, as for `natural_gradient`.
+        num_turns: largest number of turns. The first turn that converges is the last,
+            and so is a turn that a callback stops.
+        damping: as for `whitened`, and so is `centred`.
+        rows: as for `natural_gradient`.
+        optimizer: as for `fit` in each turn, and so are the arguments that follow.
+            `steps_per_round=100` is a good choice.
 
     >>> from probjax import PseudoLikelihood, exact, ising
     >>> from probjax.natural import energy_scores
@@ -196,26 +209,29 @@ def fit_whitened(
     >>> bool(jnp.allclose(found.coupling, truth.coupling, atol=0.01))
     True
     """
-    asked = dict(locals())
+    arguments = dict(locals())
     check_count("num_turns", num_turns)
     if not is_concrete((params, data)):
         raise ValueError(
-            "fit_whitened must be called outside jit and vmap, as it inspects results "
-            "between turns; try fit with chart=whitened(...)"
+            "fit_whitened must be called outside jit and vmap, because it inspects "
+            "results between turns, got traced params or data; try fit with "
+            "chart=whitened(...)"
         )
 
     def next_job(results):
         turn = len(results)
         if turn == num_turns or (results and results[-1].converged):
             return None
-        here = results[-1].params if results else params
+        current = results[-1].params if results else params
         row_key, fit_key = random.parts_of(random.key_of(key, turn), 2)
-        used = as_data(data)
-        used = used if rows is None else as_data(rows(row_key, here, used))
+        metric_data = as_data(data)
+        if rows is not None:
+            metric_data = as_data(rows(row_key, current, metric_data))
+        chart = whitened(scores, current, metric_data, damping=damping, centred=centred)
         plan = RoundsPlan(
             objective=objective,
             penalty=penalty,
-            chart=whitened(scores, here, used, damping=damping, centred=centred),
+            chart=chart,
             stop=stop,
             optimizer=optimizer,
             num_rounds=num_rounds,
@@ -223,25 +239,30 @@ def fit_whitened(
             batch_size=batch_size,
             chunk_size=chunk_size,
         )
-        # Turns before the last need not converge.
+        # Only the last turn has to converge.
         is_last = turn == num_turns - 1
-        return fit_job(fit_key, plan, here, data, watch, is_last=is_last)[0]
+        return fit_job(fit_key, plan, current, data, watch, must_converge=is_last)[0]
 
-    turns = run_in_turn("fit_whitened", asked, next_job, watch)
+    turns = run_in_turn("fit_whitened", arguments, next_job, watch)
     losses = np.concatenate([on_host(turn.losses) for turn in turns])
     return turns[-1]._replace(losses=as_array(losses))
 
 
-def _whitening(vectors, spread, centre) -> WhitenedCoordinates:
-    """By a covariance, or the inverse of a metric, in its eigenvectors."""
-    root = jnp.sqrt(spread)
+def _coordinates(vectors, variances, centre) -> WhitenedCoordinates:
+    """Return the coordinates that whiten a covariance, or an inverse metric.
+
+    Args:
+        vectors: its eigenvectors.
+        variances: its eigenvalues.
+    """
+    lengths = jnp.sqrt(variances)
     return WhitenedCoordinates(
-        (vectors * _inverted(root)[None]) @ vectors.T,
-        (vectors * root[None]) @ vectors.T,
+        (vectors * _inverse_of_positive(lengths)[None]) @ vectors.T,
+        (vectors * lengths[None]) @ vectors.T,
         centre,
     )
 
 
-def _inverted(values):
-    """Where they are not 0."""
+def _inverse_of_positive(values):
+    """Return 1 / value for positive values, and 0 for others."""
     return jnp.where(values > 0, 1 / jnp.where(values > 0, values, 1), 0)

@@ -235,7 +235,7 @@ def fit_blocks(source, objective=None, **options):
     ids=["drawn moves", "exclude_data", "energies"],
 )
 def test_objectives_that_keep_something_for_every_row_are_refused(objective):
-    with pytest.raises(ValueError, match="keeps something for every row"):
+    with pytest.raises(ValueError, match="stores something for every row"):
         fit_blocks(blocks.from_array(drawn()), objective)
 
 
@@ -248,7 +248,7 @@ def test_functions_of_all_rows_together_are_refused():
 
 def test_optimizers_that_need_all_rows_at_once_are_refused():
     source = blocks.from_array(drawn(), rows_per_block=100)
-    with pytest.raises(ValueError, match="searches along lines needs all rows"):
+    with pytest.raises(ValueError, match="with a line search needs all rows"):
         fit_blocks(source, optimizer=optax.lbfgs())
     with pytest.raises(ValueError, match="natural_gradient needs parameters and rows"):
         fit_blocks(source, optimizer=natural_gradient(energy_scores(ising.energy)))

@@ -13,7 +13,7 @@ from probjax import (
     ising,
     loss,
 )
-from probjax.fitting.cross_validation import Validation, _deal
+from probjax.fitting.cross_validation import Validation, _fold_weights
 from probjax.fitting.path import RegularisationPath
 from probjax.random import parts_of
 from probjax.samplers import HeatBath
@@ -33,7 +33,7 @@ def test_scores_are_losses_on_rows_left_out(x64, key):
     score = MaximumLikelihood(ising.energy)
     options = dict(penalty=L2(1.0), strengths=STRENGTHS, num_folds=3)
     found = cross_validate(key, OBJECTIVE, start(), DATA, score=score, **options)
-    held = np.asarray(_deal(parts_of(key, 3)[0], DATA, 3))
+    held = np.asarray(_fold_weights(parts_of(key, 3)[0], DATA, 3))
     np.testing.assert_array_equal(held.sum(0), DATA.weights)
     for i, fold in enumerate(held):
         rest = Data(DATA.x, DATA.weights - fold)
@@ -55,15 +55,17 @@ def test_loss_is_that_of_a_fit(key):
     assert float(loss(key, LINEAR, as_array(np.ones(2)), rows)) == 5.5
 
 
-def test_copies_are_dealt_one_by_one_and_other_rows_whole(key):
-    counts = _deal(key, Data(np.ones((2, 1)), np.array([900.0, 0.0])), 3)
+def test_copies_are_fold_weightst_one_by_one_and_other_rows_whole(key):
+    counts = _fold_weights(key, Data(np.ones((2, 1)), np.array([900.0, 0.0])), 3)
     np.testing.assert_array_equal(counts, [[300, 0]] * 3)
-    wholes = _deal(key, Data(np.ones((6, 1)), np.full(6, 0.5)), 3)
+    wholes = _fold_weights(key, Data(np.ones((6, 1)), np.full(6, 0.5)), 3)
     np.testing.assert_array_equal(np.sort(wholes, 1), [[0, 0, 0, 0, 0.5, 0.5]] * 3)
     np.testing.assert_array_equal(wholes.sum(0), np.full(6, 0.5))
-    some = _deal(key, Data(np.ones((8, 1)), np.array([0.5, 0.7, *[0.0] * 6])), 2)
+    some = _fold_weights(
+        key, Data(np.ones((8, 1)), np.array([0.5, 0.7, *[0.0] * 6])), 2
+    )
     assert (some.sum(1) > 0).all()
-    plain = _deal(key, Data(np.ones((5, 1))), 2)
+    plain = _fold_weights(key, Data(np.ones((5, 1))), 2)
     np.testing.assert_array_equal(plain.sum(0), np.ones(5))
     assert sorted(plain.sum(1)) == [2, 3]
 
@@ -78,7 +80,9 @@ def test_bad_folds_are_refused(key):
     with pytest.raises(ValueError, match="num_folds must be an integer of at least 2"):
         cross_validate(key, OBJECTIVE, start(), DATA, penalty=L2(1.0), num_folds=1)
     divergence = ContrastiveDivergence(ising.energy, HeatBath())
-    with pytest.raises(ValueError, match="value of ContrastiveDivergence says nothing"):
+    with pytest.raises(
+        ValueError, match="must have a loss value .* got ContrastiveDiv"
+    ):
         cross_validate(key, OBJECTIVE, start(), DATA, penalty=L2(1.0), score=divergence)
     with pytest.raises(ValueError, match="num_folds must not exceed the 3 rows, got 4"):
         cross_validate(

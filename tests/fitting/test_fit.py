@@ -33,7 +33,7 @@ from probjax import (
 from probjax.connectivity import GaussianSteps
 from probjax.data import unique_rows
 from probjax.fitting import GradientNorm
-from probjax.fitting.descent import QuasiNewton
+from probjax.fitting.lbfgs import QuasiNewton
 from probjax.trees import as_array
 
 SIZE = 4
@@ -326,7 +326,9 @@ def test_a_fit_that_falls_short_says_so_in_words(key):
     with pytest.warns(ConvergenceWarning, match="after 2 steps .* steps_per_round"):
         found = fit(key, MPF(ising.energy), start(), rows(), steps_per_round=2)
     assert not found.converged
-    with pytest.warns(ConvergenceWarning, match="rounding lets it fall no further"):
+    with pytest.warns(
+        ConvergenceWarning, match="rounding errors prevent further progress"
+    ):
         fit(key, MPF(ising.energy), start(), rows(), stop=GradientNorm(1e-12))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -7,7 +7,7 @@ import pytest
 from small_models import LINEAR
 
 from probjax import Data, PseudoLikelihood, fit
-from probjax.fitting.minibatches import deal, new_deck, next_batch
+from probjax.fitting.minibatches import initial_batches, next_batch, next_round
 
 KEY = jax.random.key(0)
 ADAM, ADD_UP = optax.adam(0.02), optax.sgd(-1.0)
@@ -51,7 +51,7 @@ def test_every_round_is_refreshed_with_a_key_of_its_own():
 
 
 def test_the_hand_is_shuffled_for_every_pass():
-    batches = jax.jit(lambda key: deal(key, None, new_deck(12, hand=12)))(KEY)
+    batches = jax.jit(lambda key: next_round(key, None, initial_batches(12, 12)))(KEY)
     following = jax.jit(partial(next_batch, KEY, None, size=4))
     order = []
     for step in range(6):

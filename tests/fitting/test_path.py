@@ -141,7 +141,7 @@ def test_a_path_may_be_compiled(key):
         key, OBJECTIVE, start(), DATA, penalty=sparse(), strengths=[0.1, 0.01]
     )
     np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-5)
-    with pytest.raises(IndexError, match="the path has 2 members, got 2"):
+    with pytest.raises(IndexError, match="an index of the 2 strengths, got 2"):
         alone.at(2)
 
 
@@ -149,7 +149,9 @@ def test_a_path_may_be_compiled(key):
     "strengths", [[0.1, 0.2], [0.1, 0.1], [0.1, 0.0], [np.inf, 1], [0.1, np.nan], [], 1]
 )
 def test_strengths_that_do_not_fall_are_refused(strengths, key):
-    with pytest.raises(ValueError, match="positive, finite and strictly falling, got"):
+    with pytest.raises(
+        ValueError, match="positive, finite and strictly decreasing, got"
+    ):
         fit_path(
             key,
             OBJECTIVE,
@@ -163,7 +165,7 @@ def test_strengths_that_do_not_fall_are_refused(strengths, key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(penalty=L2(1)), "strengths must be given for a penalty that leaves no"),
+        (dict(penalty=L2(1)), "strengths must be given for a penalty that sets"),
         (dict(penalty=ising.centred), "penalty must inherit from probjax.Penalty"),
         (dict(num_strengths=0), "num_strengths must be an integer of at least 1"),
         (dict(smallest=1.0), "smallest must be between 0 and 1, got 1.0"),

@@ -185,7 +185,9 @@ def test_error_bars_of_what_has_no_estimate_are_told(key):
         uncertainty(objective, fitted, data)
     short = fitted._replace(converged=as_array(False))
     with (
-        pytest.warns(ConvergenceWarning, match="error bars are of a minimum"),
+        pytest.warns(
+            ConvergenceWarning, match="error bars are valid only at a minimum"
+        ),
         pytest.warns(UnboundedWarning),
     ):
         uncertainty(objective, short, data)
@@ -194,9 +196,9 @@ def test_error_bars_of_what_has_no_estimate_are_told(key):
 def test_estimates_without_a_curvature_are_refused(key):
     objective = ContrastiveDivergence(ising.energy, HeatBath())
     fitted = fit(key, PseudoLikelihood(ising.energy), start(), DATA)
-    with pytest.raises(ValueError, match="ContrastiveDivergence is no loss that is"):
+    with pytest.raises(ValueError, match="a loss value, .* got ContrastiveDiv"):
         uncertainty(objective, fitted, DATA)
-    with pytest.raises(ValueError, match="with exclude_data rows decide"):
+    with pytest.raises(ValueError, match="sum over rows .* with exclude_data"):
         uncertainty(MPF(ising.energy, exclude_data=True), fitted, DATA.x[:4])
-    with pytest.raises(ValueError, match="not smooth leaves no error bars"):
+    with pytest.raises(ValueError, match="penalty must be smooth .* got L1"):
         uncertainty(MPF(ising.energy), fitted, DATA, penalty=L1(0.1))

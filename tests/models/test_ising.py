@@ -204,7 +204,7 @@ def test_fit_warns_of_what_has_no_finite_estimate_and_regularises(key):
     never_on = data[(data[:, 0] == 0) | (data[:, 2] == 0)]
     objective = PseudoLikelihood(ising.energy)
     start = ising.Params(np.zeros(3), np.zeros(3))
-    with pytest.warns(UnboundedWarning, match="no finite estimate: add a penalty"):
+    with pytest.warns(UnboundedWarning, match="no finite estimate; try a penalty"):
         free = fit(key, objective, start, never_on)
     held = fit(key, objective, start, never_on, penalty=L2(1e-3))
     loose, tight = (np.asarray(each.params.coupling)[1] for each in (free, held))

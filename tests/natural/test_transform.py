@@ -288,7 +288,7 @@ def test_a_few_rows_stand_for_all_by_their_weights():
     chex.assert_trees_all_close(found, truth, rtol=1e-5)
     # Places are found without overflow.
     many = np.arange(1e6)[:, None]
-    taken = transform_module._thinned(Data(many), 50_000).x[:, 0]
+    taken = transform_module._selected_rows(Data(many), 50_000).x[:, 0]
     np.testing.assert_array_equal(taken, np.arange(50_000) * 20)
 
 
@@ -338,7 +338,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         "momentum must be from 0": dict(momentum=1.0),
         "with momentum, .* got Robust": dict(momentum=0.5, damping=natural.Robust()),
         "key must be given": dict(rows=natural.states_of(ising.energy)),
-        "which keeps no inverse": dict(solve=natural.ConjugateGradient(), every=2),
+        "which stores no inverse": dict(solve=natural.ConjugateGradient(), every=2),
         "num_rows must be given": dict(solve=natural.LowRank(), every=2),
         "damping must be 0": dict(damping=-1.0),
         "damping must be a number .* got <class": dict(damping=natural.Robust),
@@ -350,7 +350,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
     with pytest.raises(ValueError, match=r"a matrix; try Dense\(\)"):
         natural_gradient(natural.Metric(lambda p, d: None), solve=natural.LowRank())
     exactly = natural_gradient(ENERGIES, damping=0.0)
-    told = "10 parameters from 3 rows is singular"
+    told = "singular without damping, got 10 parameters and 3 rows"
     refused(told, exactly, gradient, params, STATES[:3])
     many = natural_gradient(ENERGIES, num_rows=17)
     refused("at most the 16 rows, got 17", many, gradient, params, STATES)

@@ -13,7 +13,7 @@ from small_models import all_states, drawn_from, flat_of, random_ising
 
 from probjax import MPF, Data, fit, ising, natural
 from probjax.fitting.loss import loss_over_rows
-from probjax.natural.metrics import linearised
+from probjax.natural.metrics import metric_operator
 from probjax.natural.regularisers import as_regulariser
 from probjax.recipe import recipe
 from probjax.trees import as_array
@@ -103,7 +103,7 @@ def sines(params):
 @jax.jit
 def solved(solve, damping, gradient, params, x):
     factor = solve.factor(
-        linearised(ENERGIES, params, x), params, as_regulariser(damping)
+        metric_operator(ENERGIES, params, x), params, as_regulariser(damping)
     )
     return factor.solve(gradient)
 

@@ -27,7 +27,7 @@ HOLD_FUNCTIONS = """
     annealing.paths:Ends annealing.adaptation:Adaptation apps.families:Family
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
-    data.blocks:Surveyed fitting.descent:Optax fitting.descent:Problem
+    data.blocks:Surveyed fitting.optimisers:Optax fitting.optimisers:Problem
     fitting.proximal:Proximal fitting.rounds:RoundsPlan fitting.rounds:Coordinates
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted

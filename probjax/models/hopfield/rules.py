@@ -30,7 +30,8 @@ import numpy as np
 
 from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
-from probjax.fitting.fit import ConvergenceWarning, fit
+from probjax.fitting.fit import fit
+from probjax.fitting.result import ConvergenceWarning
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
 from probjax.models.hopfield.network import (
     Params,

@@ -1,0 +1,202 @@
+"""Validation of the arguments of a fit, before anything is compiled.
+
+Every rejected argument raises one `ValueError`. Accepted arguments are returned in the
+form in which they are compiled: all floating numbers have the dtype of the parameters,
+and defaults that depend on the data are filled in.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from probjax.checks import (
+    check_count,
+    check_key,
+    check_role,
+    holds,
+    is_concrete,
+    is_finite,
+)
+from probjax.data.blocks import Blocks, Surveyed, survey
+from probjax.data.rows import as_data, num_rows
+from probjax.fitting.loss import default_chunk_size
+from probjax.fitting.minibatches import rows_per_round
+from probjax.fitting.out_of_core import check_out_of_core
+from probjax.fitting.result import warn_of_unbounded
+from probjax.fitting.rounds import RoundsPlan
+from probjax.fitting.stopping import StoppingRule
+from probjax.trees import float_dtype, of_kind
+from probjax.types import (
+    Chart,
+    Data,
+    Objective,
+    Params,
+    Penalty,
+    PRNGKeyArray,
+    PyTree,
+)
+
+
+def validated(
+    key: PRNGKeyArray, plan: RoundsPlan, params: Params, data: PyTree | Data | Blocks
+) -> tuple[RoundsPlan, Params, Data | Surveyed]:
+    """Check the arguments of a fit and return them in their final form.
+
+    Returns:
+        The plan, the parameters, and the rows: in memory as `Data`, or out of core as
+        blocks that have been read once and checked.
+    """
+    check_key(key)
+    _check_plan(plan)
+    _check_params(params)
+    if isinstance(data, Blocks):
+        rows = _validated_blocks(key, plan, params, data)
+        first = Data(*rows.first)
+    else:
+        rows = first = _validated_rows(plan, params, data)
+    # All numbers have one dtype, so that Python numbers and arrays share one program.
+    params, plan = of_kind(float_dtype(params), (params, plan))
+    if plan.chart is not None:
+        _check_chart(plan.chart, params)
+    plan = dataclasses.replace(
+        plan,
+        chunk_size=plan.chunk_size or default_chunk_size(first),
+        rows_per_round=_rows_per_round(plan, first),
+    )
+    return plan, params, rows
+
+
+def prepared_data(objective: Objective, params: Params, data: PyTree | Data) -> Data:
+    """Check parameters and rows in memory, and return the rows for `objective`."""
+    data = as_data(data)
+    _check_params(params)
+    return of_kind(float_dtype(params), objective.prepare(params, data))
+
+
+def _validated_rows(plan, params, data):
+    rows = prepared_data(plan.objective, params, data)
+    _check_batch_size(plan, num_rows(rows), "rows")
+    _check_rounds(plan, rows)
+    needs_minimum = plan.optimizer is None and plan.stop.needs_minimum
+    if plan.penalty is None and needs_minimum:
+        warn_of_unbounded(plan.objective, params, rows)
+    return rows
+
+
+def _validated_blocks(key, plan, params, blocks):
+    if not is_concrete(params):
+        raise ValueError(
+            "data must be rows in memory inside jit or vmap, got Blocks, which are "
+            "read by the host; try calling fit outside jit and vmap"
+        )
+    rows = survey(blocks, plan.objective, params)
+    first = Data(*rows.first)
+    _check_batch_size(plan, num_rows(first), "rows of a block")
+    check_out_of_core(key, plan.objective, params, rows)
+    _check_rounds(plan, first)
+    return rows
+
+
+def _check_plan(plan):
+    check_role("objective", plan.objective, Objective, "MPF(energy)")
+    check_role("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
+    _check_method(plan)
+    check_count("num_rounds", plan.num_rounds)
+    check_count("steps_per_round", plan.steps_per_round)
+    if plan.chunk_size is not None:
+        check_count("chunk_size", plan.chunk_size)
+
+
+def _check_params(params):
+    if not jax.tree.leaves(params):
+        raise ValueError("params must hold at least one array, got none")
+    for leaf in jax.tree.leaves(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"params must be floating, got {jnp.result_type(leaf)}; try "
+                "jax.tree.map(jnp.float32, params)"
+            )
+    if not holds(is_finite, params):
+        raise ValueError("params must be finite, got NaN or infinity")
+
+
+def _check_chart(chart, params):
+    if not holds(is_finite, _coordinates(chart, params)):
+        # Outside compiled code a chart can read values and raise a more precise error.
+        chart.forward(params)
+        raise ValueError(
+            "params must have finite coordinates in the chart, got NaN or infinity; "
+            "try other initial params"
+        )
+
+
+@jax.jit
+def _coordinates(chart, params):
+    return chart.forward(params)
+
+
+def _check_method(plan):
+    optimizer, penalty, chart = plan.optimizer, plan.penalty, plan.chart
+    if penalty is not None:
+        check_role("penalty", penalty, Penalty, "L2(1e-4)")
+    if chart is not None:
+        check_role("chart", chart, Chart, "ising.centred(data)")
+    if not isinstance(optimizer, optax.GradientTransformation | None):
+        raise ValueError(
+            f"optimizer must be an optax optimizer, got {optimizer!r}; try "
+            "optax.adam(1e-3)"
+        )
+    if plan.batch_size is not None and optimizer is None:
+        raise ValueError(
+            "batch_size needs a first-order optimizer, because the line searches of "
+            f"L-BFGS need a fixed loss, got batch_size={plan.batch_size} and "
+            "optimizer=None; try optimizer=optax.adam(1e-3)"
+        )
+    if penalty is not None and not penalty.smooth:
+        _check_proximal(penalty, optimizer, chart)
+
+
+def _check_proximal(penalty, optimizer, chart):
+    if optimizer is not None or chart is not None:
+        raise ValueError(
+            "optimizer and chart must be None with a penalty that is not smooth, got "
+            f"{penalty}; try L2, or leave out optimizer and chart"
+        )
+    if type(penalty).prox is Penalty.prox:
+        raise ValueError(
+            f"penalty must have a proximal map if it is not smooth, got {penalty}; "
+            "try defining prox(params, step)"
+        )
+
+
+def _check_batch_size(plan, count, what):
+    if plan.batch_size is not None and not 1 <= plan.batch_size <= count:
+        raise ValueError(
+            f"batch_size must be from 1 to the {count} {what}, got {plan.batch_size}"
+        )
+
+
+def _check_rounds(plan, data):
+    if plan.num_rounds > 1:
+        return
+    if data.mask is not None:
+        raise ValueError(
+            "masked data need several rounds, because missing entries are imputed once "
+            "per round; try num_rounds=20"
+        )
+    if plan.optimizer is None and not plan.objective.has_value:
+        name = type(plan.objective).__name__
+        raise ValueError(
+            f"{name} needs many rounds: it compares the rows with states of the model "
+            "that are updated once per round, and that would no longer represent the "
+            "model; try num_rounds=50 and a small steps_per_round"
+        )
+
+
+def _rows_per_round(plan, data):
+    if plan.batch_size is None:
+        return None
+    count, steps = num_rows(data), plan.steps_per_round
+    return rows_per_round(count, size=plan.batch_size, steps=steps)
