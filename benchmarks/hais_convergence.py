@@ -38,9 +38,9 @@ from probjax.annealing import Pilot
 from probjax.annealing.pilot import NUM_KNOTS
 from probjax.annealing.planning import LEAST_STEPS, MOST_STEPS, NUM_SETTLING
 from probjax.connectivity import GaussianSteps
+from probjax.interfaces import Sampler
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
-from probjax.types import Sampler
 
 FIGURE = Path("out/hais_convergence.png")
 FIGURES = ("student", "laplace", "generative")

@@ -8,6 +8,7 @@ behind a default. A test compares the members of both.
 import dataclasses
 from typing import Any, Literal, Self
 
+from probjax.interfaces import Objective, Sampler
 from probjax.types import (
     Array,
     Context,
@@ -15,11 +16,9 @@ from probjax.types import (
     Domain,
     Float,
     Info,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     Scalar,
     State,
 )

@@ -44,17 +44,9 @@ from probjax.annealing.schedule import Schedule
 from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_key, check_role, warn
 from probjax.devices import check_even
+from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Base,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    State,
-)
+from probjax.types import Array, ArrayLike, Energy, Params, PRNGKeyArray, State
 
 
 @driver

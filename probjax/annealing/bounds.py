@@ -34,16 +34,15 @@ from probjax.annealing.pilot import Pilot
 from probjax.bases.checks import check_states
 from probjax.checks import check_key, holds, is_finite
 from probjax.data.rows import as_data, num_rows
+from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
     Energy,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

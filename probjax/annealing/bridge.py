@@ -11,16 +11,15 @@ from probjax import random
 from probjax.annealing.paths import Ends, Path
 from probjax.bases.checks import check_states
 from probjax.devices import each
+from probjax.interfaces import Base, Sampler
 from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
-    Base,
     Energy,
     Float,
     Info,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,

@@ -31,17 +31,16 @@ from probjax.checks import check_count, check_key
 from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Conditioned
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

@@ -22,20 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_count, is_concrete
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
 from probjax.trees import as_array
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Base,
-    Energy,
-    Float,
-    Params,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.types import Array, ArrayLike, Energy, Float, Params, Scalar, State
 
 NEAREST = 1e-6
 

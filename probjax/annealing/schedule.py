@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import is_concrete
+from probjax.interfaces import Sampler
 from probjax.trees import as_array
-from probjax.types import Array, Float, Sampler, Scalar
+from probjax.types import Array, Float, Scalar
 
 
 class Schedule(NamedTuple):

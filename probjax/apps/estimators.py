@@ -25,11 +25,12 @@ import jax
 import numpy as np
 
 from probjax.apps import families
+from probjax.interfaces import Objective, Penalty
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.penalty import L2
 from probjax.objectives.pseudolikelihood import PseudoLikelihood
-from probjax.types import Data, Objective, Params, Penalty, PRNGKeyArray
+from probjax.types import Data, Params, PRNGKeyArray
 
 try:
     from sklearn.base import (

@@ -24,22 +24,12 @@ from probjax.checks import check_count
 from probjax.connectivity import BitFlips, SiteChanges
 from probjax.exact.enumeration_blocks import digits
 from probjax.fitting.fit import Fit, fit
+from probjax.interfaces import Chart, Objective, Penalty, Sampler
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.samplers import Draws, HeatBath, sample
-from probjax.types import (
-    Array,
-    Chart,
-    Data,
-    Energy,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-)
+from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, Scalar
 
 LOG2_MOST = 20
 NUM_PARTICLES, NUM_CHAINS, NUM_WARMUP, THIN, BLOCK = 200, 200, 1000, 10, 256

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.interfaces import Sampler
 from probjax.lanes import together
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
@@ -25,7 +26,6 @@ from probjax.types import (
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     State,
 )
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_role
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Potential, check_energy, check_normalisable, potential
 from probjax.trees import float_dtype
-from probjax.types import Base, Energy, Params, PRNGKeyArray, Sampler, State
+from probjax.types import Energy, Params, PRNGKeyArray, State
 
 
 def check_target(

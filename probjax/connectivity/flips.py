@@ -23,13 +23,13 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, num_sites
 from probjax.types import (
     Array,
     ArrayLike,
-    Connectivity,
     Domain,
     Gaps,
     Neighbours,

@@ -18,12 +18,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import at_once, check_count, check_parts, is_concrete
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype, floating
 from probjax.types import (
     Array,
-    Connectivity,
     Domain,
     Gaps,
     Neighbours,

@@ -15,10 +15,11 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import at_once, check_count, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential, for_each
 from probjax.recipe import recipe, static
 from probjax.trees import floating
-from probjax.types import ArrayLike, Connectivity, Domain, Gaps, Neighbours, State
+from probjax.types import ArrayLike, Domain, Gaps, Neighbours, State
 
 
 @recipe

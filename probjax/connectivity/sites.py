@@ -12,10 +12,11 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import letters, one_hot
-from probjax.types import Connectivity, Domain, Gaps, Neighbours, State
+from probjax.types import Domain, Gaps, Neighbours, State
 
 
 @recipe

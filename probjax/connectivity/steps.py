@@ -21,18 +21,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Connectivity,
-    Domain,
-    Neighbours,
-    PRNGKeyArray,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Domain, Neighbours, PRNGKeyArray, Scalar, State
 
 
 class Shape(NamedTuple):

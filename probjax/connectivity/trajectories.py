@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
+from probjax.interfaces import Connectivity
 from probjax.leapfrog import (
     DIVERGENT,
     Geometry,
@@ -34,15 +35,7 @@ from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import num_sites
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Connectivity,
-    Domain,
-    Float,
-    Neighbours,
-    PRNGKeyArray,
-    State,
-)
+from probjax.types import Array, Domain, Float, Neighbours, PRNGKeyArray, State
 
 
 class TrajectoryEnd(NamedTuple):

@@ -19,9 +19,10 @@ import numpy as np
 from probjax.checks import check_count
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.devices import placed
+from probjax.interfaces import Objective
 from probjax.recipe import recipe, static
 from probjax.runs.digest import digest
-from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, State
+from probjax.types import Array, Data, Params, PyTree, Scalar, State
 
 ROWS_PER_BLOCK = 2**16
 

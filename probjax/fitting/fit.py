@@ -45,17 +45,15 @@ from probjax.fitting.rounds import (
     start_compiled,
 )
 from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run
-from probjax.trees import float_dtype, of_kind
+from probjax.trees import cast_floats, float_dtype
 from probjax.types import (
     Array,
-    Chart,
     Context,
     Data,
     Float,
-    Objective,
     Params,
-    Penalty,
     PRNGKeyArray,
     PyTree,
     Scalar,
@@ -282,7 +280,7 @@ def _checked(key, plan, params, data):
     if isinstance(rows, Data) and plan.penalty is None and goes_to_minimum:
         warn_of_unbounded(plan.objective, params, rows)
     # All numbers of one kind, so that knobs given otherwise are the same program.
-    params, plan = of_kind(float_dtype(params), (params, plan))
+    params, plan = cast_floats(float_dtype(params), (params, plan))
     if plan.chart is not None:
         _check_chart(plan.chart, params)
     size = plan.chunk_size or default_chunk_size(first)
@@ -326,7 +324,7 @@ def loss(
     refuse_mask(data, "a loss is of complete rows")
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
-    params, objective = of_kind(float_dtype(params), (params, objective))
+    params, objective = cast_floats(float_dtype(params), (params, objective))
     size = chunk_size or default_chunk_size(data)
     return _loss(key, objective, params, data, chunk_size=size)
 
@@ -446,7 +444,7 @@ def at_door(objective: Objective, params: Params, data: PyTree | Data) -> Data:
     """`data` as the objective wants them, all checks passed."""
     data = as_data(data)
     _check_params(params)
-    return of_kind(float_dtype(params), objective.prepare(params, data))
+    return cast_floats(float_dtype(params), objective.prepare(params, data))
 
 
 def _check_params(params):

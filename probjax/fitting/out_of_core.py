@@ -37,8 +37,9 @@ from probjax.fitting.rounds import (
     to_params,
     with_the_rest,
 )
+from probjax.interfaces import Objective, has_statistic
 from probjax.trees import float_dtype
-from probjax.types import Data, Objective, Params, PRNGKeyArray, PyTree, has_statistic
+from probjax.types import Data, Params, PRNGKeyArray, PyTree
 
 
 def out_of_core(

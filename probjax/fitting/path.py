@@ -21,19 +21,9 @@ from probjax.checks import check_count, check_role, holds, namespace
 from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting.fit import fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule, default_tolerance
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.trees import float_dtype
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 _STILL = optax.sgd(0.0)
 

@@ -25,8 +25,9 @@ from probjax.fitting.descent import (
     remember,
     rounding,
 )
+from probjax.interfaces import Penalty
 from probjax.recipe import recipe, static
-from probjax.types import Array, Penalty, PyTree, Scalar
+from probjax.types import Array, PyTree, Scalar
 
 # What the next evaluation is for.
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2

@@ -22,20 +22,10 @@ from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype, scaled
-from probjax.types import (
-    Array,
-    Chart,
-    Context,
-    Data,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-    Scalar,
-)
+from probjax.types import Array, Context, Data, Params, PRNGKeyArray, PyTree, Scalar
 
 ROOM = 1024
 

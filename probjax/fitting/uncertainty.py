@@ -25,19 +25,10 @@ from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting.fit import ConvergenceWarning, Fit, at_door, warn_of_unbounded
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.runs.driver import driver
-from probjax.trees import float_dtype, of_kind
-from probjax.types import (
-    Array,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PyTree,
-    has_statistic,
-)
+from probjax.trees import cast_floats, float_dtype
+from probjax.types import Array, Data, Float, Params, PyTree
 
 DIRECTIONS = 32
 ENTRIES = 2**22
@@ -152,7 +143,7 @@ def uncertainty(
     kind = float_dtype(fitted.params)
     parts = (objective, fitted.params, fitted.context, penalty, chart)
     size = chunk_size or default_chunk_size(data)
-    return _sandwich(*of_kind(kind, parts), data, chunk_size=size)
+    return _sandwich(*cast_floats(kind, parts), data, chunk_size=size)
 
 
 @partial(jax.jit, static_argnames="chunk_size")

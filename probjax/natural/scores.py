@@ -31,7 +31,7 @@ from probjax.data.rows import as_data, num_rows
 from probjax.natural.operators import Known, Linear, RowTable, times_rows, weighed
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype, of_kind
+from probjax.trees import cast_floats, float_dtype
 from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
 
 
@@ -276,7 +276,7 @@ def _prepared(params, data):
     kind = float_dtype(params)
     weights = data.weights
     weights = jnp.ones(num_rows(data)) if weights is None else weights
-    return of_kind(kind, data.x), weights.astype(kind) / weights.sum().astype(kind)
+    return cast_floats(kind, data.x), weights.astype(kind) / weights.sum().astype(kind)
 
 
 def _size(params):

@@ -29,6 +29,7 @@ from probjax.devices import on_host
 from probjax.fitting.fit import Fit, fit_job
 from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.natural.factors import eigen, refuse_singular, report_of
 from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
@@ -36,17 +37,7 @@ from probjax.natural.scores import MetricSource
 from probjax.recipe import recipe
 from probjax.runs.driver import Watch, driver, full_precision, run_in_turn
 from probjax.trees import as_array, floating
-from probjax.types import (
-    Array,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.types import Array, Data, Float, Params, PRNGKeyArray, PyTree
 
 
 @recipe

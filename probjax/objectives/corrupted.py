@@ -15,20 +15,11 @@ from probjax.checks import check_role
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.interfaces import Objective, has_statistic
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.trees import floating
-from probjax.types import (
-    Context,
-    Data,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    Scalar,
-    State,
-    has_statistic,
-)
+from probjax.types import Context, Data, Params, PRNGKeyArray, PyTree, Scalar, State
 
 
 @recipe

@@ -23,6 +23,7 @@ introduction, "Contrastive Divergence", where the sum is over all states.
 import jax.numpy as jnp
 
 from probjax.checks import check_count
+from probjax.interfaces import Objective, Sampler
 from probjax.objectives.particles import (
     PersistentParticles,
     energies,
@@ -37,11 +38,9 @@ from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     Scalar,
     State,
 )

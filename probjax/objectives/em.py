@@ -28,22 +28,13 @@ import jax.numpy as jnp
 from probjax.bases.checks import check_target
 from probjax.checks import check_count
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.interfaces import Base, Objective, Sampler
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned
 from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
 from probjax.trees import float_dtype, floating
-from probjax.types import (
-    Base,
-    Context,
-    Data,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.types import Context, Data, Params, PRNGKeyArray, Scalar, State
 
 
 class Sampled(NamedTuple):

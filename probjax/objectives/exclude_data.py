@@ -19,7 +19,8 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import at_once
 from probjax.data.rows import num_rows
-from probjax.types import Array, Connectivity, Data, Moves, State
+from probjax.interfaces import Connectivity
+from probjax.types import Array, Data, Moves, State
 
 BATCH = 32
 

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from probjax.checks import check_count
 from probjax.connectivity import BitFlips
 from probjax.data.rows import as_data, refuse_mask
+from probjax.interfaces import Connectivity, Objective, Sampler
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.particles import (
     PersistentParticles,
@@ -47,15 +48,12 @@ from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance
 from probjax.types import (
     Array,
-    Connectivity,
     Context,
     Data,
     Energy,
     Gaps,
-    Objective,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from probjax.checks import check_role, holds, is_concrete, is_whole
 from probjax.data.rows import refuse_mask
+from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
     check_excludable,
     index,
@@ -30,13 +31,11 @@ from probjax.potential import check_energy, potential, unbounded
 from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
-    Connectivity,
     Context,
     Data,
     Energy,
     Gaps,
     Moves,
-    Objective,
     Params,
     PRNGKeyArray,
     Scalar,

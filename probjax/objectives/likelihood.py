@@ -15,6 +15,7 @@ import jax
 
 from probjax import exact
 from probjax.data.rows import refuse_mask
+from probjax.interfaces import Objective
 from probjax.potential import check_energy, check_normalisable, unbounded
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
@@ -23,7 +24,6 @@ from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,

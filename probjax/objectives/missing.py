@@ -19,17 +19,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data.rows import num_rows
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.samplers.gibbs import HeatBath
-from probjax.types import (
-    Array,
-    Connectivity,
-    Data,
-    Moves,
-    PRNGKeyArray,
-    PyTree,
-    State,
-)
+from probjax.types import Array, Data, Moves, PRNGKeyArray, PyTree, State
 
 BATCH = 32
 

@@ -23,20 +23,11 @@ import jax.numpy as jnp
 
 from probjax.checks import check_count, check_role, holds
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.interfaces import Base, Objective
 from probjax.potential import check_energy
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
-from probjax.types import (
-    Base,
-    Context,
-    Data,
-    Energy,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    Scalar,
-    State,
-)
+from probjax.types import Context, Data, Energy, Params, PRNGKeyArray, Scalar, State
 
 
 class Normalised(NamedTuple):

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from probjax.checks import check_role
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
+from probjax.interfaces import Sampler
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.adaptation import first_step, move_chains
 from probjax.trees import float_dtype
@@ -32,7 +33,6 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
+from probjax.interfaces import Penalty
 from probjax.recipe import recipe
-from probjax.types import Params, Penalty, PyTree, Scalar
+from probjax.types import Params, PyTree, Scalar
 
 FAINT = 1e-4
 

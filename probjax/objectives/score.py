@@ -32,6 +32,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count, holds, is_concrete
 from probjax.connectivity import Steps
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.interfaces import Objective
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import Kept
 from probjax.potential import check_energy, potential
@@ -42,7 +43,6 @@ from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,

@@ -29,17 +29,9 @@ import jax.numpy as jnp
 from probjax.checks import check_role, holds
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.interfaces import Objective, has_statistic
 from probjax.recipe import recipe, static
-from probjax.types import (
-    Array,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Scalar,
-    State,
-    has_statistic,
-)
+from probjax.types import Array, Data, Float, Params, Scalar, State
 
 
 @recipe

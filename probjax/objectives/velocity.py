@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds, is_finite
+from probjax.interfaces import Objective
 from probjax.objectives.score import ScoreMatching
 from probjax.recipe import recipe, static
-from probjax.types import Data, Energy, Objective, Params, PyTree, Scalar, State
+from probjax.types import Data, Energy, Params, PyTree, Scalar, State
 
 
 @recipe

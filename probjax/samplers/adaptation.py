@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from probjax import random
 from probjax.checks import is_concrete
 from probjax.devices import each
+from probjax.interfaces import Sampler
 from probjax.potential import potential
 from probjax.trees import float_dtype
 from probjax.types import (
@@ -24,7 +25,6 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,

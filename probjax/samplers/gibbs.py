@@ -19,10 +19,11 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.checks import at_once, check_count, is_concrete
+from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
-from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, Sampler, State
+from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, State
 
 
 class GibbsState(NamedTuple):

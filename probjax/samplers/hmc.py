@@ -35,6 +35,7 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.checks import at_once, check_count, holds, is_concrete, is_finite
 from probjax.devices import on_host
+from probjax.interfaces import Sampler
 from probjax.lanes import lazily, together
 from probjax.leapfrog import (
     DIVERGENT,
@@ -52,16 +53,7 @@ from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import num_sites
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Domain,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Domain, Float, Info, PRNGKeyArray, Scalar, State
 
 SLICE_DRIFT = 0.05
 

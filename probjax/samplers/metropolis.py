@@ -17,17 +17,16 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count, check_role
+from probjax.interfaces import Connectivity, Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
-    Connectivity,
     Domain,
     Float,
     Info,
     Neighbours,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

@@ -26,21 +26,13 @@ from probjax.checks import (
     is_on_host,
 )
 from probjax.devices import apart, each
+from probjax.interfaces import Sampler
 from probjax.potential import Potential, check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.samplers.observers import Average, Averaged, Observer, Store
 from probjax.trees import as_array
-from probjax.types import (
-    Array,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    Sampler,
-    State,
-    check_info,
-)
+from probjax.types import Array, Energy, Params, PRNGKeyArray, PyTree, State, check_info
 
 
 class Draws(NamedTuple):

@@ -27,9 +27,10 @@ from jaxtyping import Bool, Int
 
 from probjax.checks import check_role, is_concrete
 from probjax.forwarding import ForwardingSampler
+from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe
-from probjax.types import Array, Float, Info, PRNGKeyArray, Sampler, State
+from probjax.types import Array, Float, Info, PRNGKeyArray, State
 
 
 class TemperedState(NamedTuple):

@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count, check_role
 from probjax.data.rows import as_data, num_rows
+from probjax.interfaces import Sampler
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver
 from probjax.states import num_sites
@@ -34,7 +35,6 @@ from probjax.types import (
     Energy,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,

@@ -19,10 +19,10 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
+from probjax.interfaces import Connectivity
 from probjax.potential import potential
 from probjax.random import keys_of
 from probjax.states import binary
-from probjax.types import Connectivity
 
 X = np.array([0.0, 1.0, 1.0], np.float32)
 MODEL = potential(cubic_energy, cubic_params(0, 3))

@@ -18,10 +18,10 @@ from small_models import (
 
 from probjax import MPF, Data, MaximumLikelihood, PseudoLikelihood, fit, ising, potts
 from probjax.connectivity.blocks import BlockChanges, pairs
+from probjax.interfaces import Connectivity
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.potential import potential
 from probjax.trees import as_array
-from probjax.types import Connectivity
 
 SIZE = 4
 MIXED = ((0, 2), (3,), (1, 3, 2))

@@ -18,6 +18,7 @@ from probjax.annealing.paths import Ends, Path
 from probjax.bases.discrete import Bernoulli
 from probjax.bases.fits import fit_bernoulli, with_one_more
 from probjax.data.rows import as_data, mean_of_observed
+from probjax.interfaces import Sampler
 from probjax.lanes import together
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
@@ -31,7 +32,6 @@ from probjax.types import (
     Float,
     Info,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
