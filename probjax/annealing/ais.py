@@ -42,7 +42,7 @@ from probjax.annealing.planning import (
 )
 from probjax.annealing.schedule import Schedule
 from probjax.bases.checks import check_target
-from probjax.checks import check_count, check_key, check_role, warn
+from probjax.checks import check_count, check_interface, check_key, warn
 from probjax.devices import check_even
 from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
@@ -160,7 +160,7 @@ def ais_until(
             if count > most_steps:
                 return None
         settings = Settings(bridge, pilot, num_particles, count)
-        return forward_job(random.key_of(key, len(results)), settings)
+        return forward_job(random.fold_in(key, len(results)), settings)
 
     results = run_in_turn("ais_until", asked, next_job, watch)
     annealed, last = results[-1], int(results[-1].plan.length)
@@ -188,7 +188,7 @@ def checked(
     check_count("num_particles", num_particles)
     check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
-    check_role("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
+    check_interface("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
     betas = check_schedule(betas, num_steps)
     check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)
     return betas
@@ -232,9 +232,9 @@ class Settings(NamedTuple):
 
 def forward_job(key: PRNGKeyArray, settings: Settings) -> Job:
     """Describe a run from the base to the target."""
-    plan_key, start_key, run_key = random.parts_of(key, 3)
-    start_keys = random.keys_of(start_key, settings.num_particles)
-    keys = random.keys_of(run_key, settings.num_particles)
+    plan_key, start_key, run_key = random.split(key, 3)
+    start_keys = random.split_array(start_key, settings.num_particles)
+    keys = random.split_array(run_key, settings.num_particles)
 
     def begin():
         plan = settings.plan(plan_key)
@@ -248,7 +248,7 @@ def reverse_job(
     key: PRNGKeyArray, settings: Settings, x: State, plan: Callable[[], Schedule]
 ) -> Job:
     """Describe a run from draws of the target to the base."""
-    keys = random.keys_of(key, settings.num_particles)
+    keys = random.split_array(key, settings.num_particles)
     course = partial(settings.course, backwards=True)
 
     def begin():

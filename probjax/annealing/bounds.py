@@ -145,7 +145,7 @@ def reverse_ais(
     count = num_rows(_draws(x))
     asked["betas"] = betas = checked(key, bridge, count, num_steps, betas)
     asked["x"] = x = check_states(sampler, base.prepare(_draws(x).x))
-    plan_key, _, run_key = random.parts_of(key, 3)
+    plan_key, _, run_key = random.split(key, 3)
     settings = Settings(bridge, pilot, count, num_steps, betas)
     job = reverse_job(run_key, settings, x, partial(settings.plan, plan_key))
     return run("reverse_ais", asked, job, watch)
@@ -188,7 +188,7 @@ def sandwich(
     """
     asked = dict(locals())
     check_key(key)
-    forward_key, reverse_key = random.parts_of(key, 2)
+    forward_key, reverse_key = random.split(key, 2)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     rows = num_rows(_draws(x))
     count = rows if num_particles is None else num_particles

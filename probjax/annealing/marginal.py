@@ -116,7 +116,7 @@ def marginal_log_likelihood(
     if chunk_size is None:
         chunk_size = max(1, AT_ONCE // num_particles)
     check_count("chunk_size", chunk_size)
-    plan_key, run_key = random.parts_of(key, 2)
+    plan_key, run_key = random.split(key, 2)
     energy, count = Conditioned(joint), num_rows(data)
     check_target(plan_key, energy, (params, _row(data.x, 0)), base, sampler)
     asked["betas"] = betas = check_schedule(betas, num_steps)

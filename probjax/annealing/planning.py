@@ -81,7 +81,7 @@ def _made(key, bridge, pilot, num_steps, betas, num_particles, num_groups):
 def _explored(key, bridge, adaptation, num_steps, num_particles):
     """Return what a pilot run of at least `num_steps` steps sees at its knots."""
     start_keys, keys = (
-        random.keys_of(part, num_particles) for part in random.parts_of(key, 2)
+        random.split_array(part, num_particles) for part in random.split(key, 2)
     )
     x = drawn(bridge, start_keys)
     last = np.asarray(-(-num_steps // NUM_KNOTS) * NUM_KNOTS, np.int32)

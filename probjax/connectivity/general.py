@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once, check_count, check_parts, is_concrete
+from probjax.checks import check_count, check_parts, eager_evaluation, is_concrete
 from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
@@ -64,7 +64,7 @@ class Listed(Connectivity):
         _check_states("neighbours", jax.eval_shape(self.neighbours, _first(x)), x)
         if is_concrete(x):
             few = jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x)
-            with at_once():
+            with eager_evaluation():
                 mutual = bool(_are_mutual(self.neighbours, few))
             if not mutual:
                 raise ValueError(
@@ -136,7 +136,7 @@ class Proposal(Connectivity):
         """Try a few draws."""
         count = len(jax.tree.leaves(rows)[0])
         keys = jax.random.split(jax.random.key(0), count)
-        with at_once():
+        with eager_evaluation():
             there, back = _try_out(self, keys, rows)
             there_is_finite = bool(jnp.isfinite(there).all())
             back_is_finite = bool(jnp.isfinite(back).all())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once, check_count, is_concrete
+from probjax.checks import check_count, eager_evaluation, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
 from probjax.interfaces import Connectivity
@@ -54,7 +54,7 @@ class SiteGrid(Connectivity):
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
         if is_concrete((x, self)):
-            with at_once():
+            with eager_evaluation():
                 rows = on_host(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
             inside = (np.asarray(self.lower) <= rows) & (rows <= np.asarray(self.upper))
             if not inside.all():

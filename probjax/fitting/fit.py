@@ -19,10 +19,10 @@ import numpy as np
 import optax
 
 from probjax.checks import (
-    at_once,
     check_count,
+    check_interface,
     check_key,
-    check_role,
+    eager_evaluation,
     holds,
     is_concrete,
     is_eager,
@@ -262,8 +262,8 @@ def _traced_job(plan, key, params, data):
 def _checked(key, plan, params, data):
     """Return a plan, parameters and rows in their final form, after all checks."""
     check_key(key)
-    check_role("objective", plan.objective, Objective, "MPF(energy)")
-    check_role("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
+    check_interface("objective", plan.objective, Objective, "MPF(energy)")
+    check_interface("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
     _check_method(plan)
     check_count("num_rounds", plan.num_rounds)
     check_count("steps_per_round", plan.steps_per_round)
@@ -317,7 +317,7 @@ def loss(
     1.3863
     """
     check_key(key)
-    check_role("objective", objective, Objective, "MPF(energy)")
+    check_interface("objective", objective, Objective, "MPF(energy)")
     if isinstance(data, Blocks):
         raise ValueError("a loss is of rows in memory, got Blocks")
     data = at_door(objective, params, data)
@@ -410,7 +410,7 @@ def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
     """Warn if the data do not determine all parameters of a built-in model."""
     if not is_concrete((params, data)):
         return
-    with at_once():
+    with eager_evaluation():
         trouble = objective.unbounded(params, data)
     if trouble:
         advice = "add a penalty, as penalty=L2(1e-4)"
@@ -484,9 +484,9 @@ def _checked_rows(objective, params, data):
 def _check_method(plan):
     optimizer, penalty, chart = plan.optimizer, plan.penalty, plan.chart
     if penalty is not None:
-        check_role("penalty", penalty, Penalty, "L2(1e-4)")
+        check_interface("penalty", penalty, Penalty, "L2(1e-4)")
     if chart is not None:
-        check_role("chart", chart, Chart, "ising.centred(data)")
+        check_interface("chart", chart, Chart, "ising.centred(data)")
     if not isinstance(optimizer, optax.GradientTransformation | None):
         raise ValueError(
             f"optimizer must be made by optax, as optax.adam(1e-3), got {optimizer!r}"

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import check_role, is_concrete, warn
+from probjax.checks import check_interface, is_concrete, warn
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting.fit import ConvergenceWarning, Fit, at_door, warn_of_unbounded
@@ -110,7 +110,7 @@ def uncertainty(
     >>> uncertainty(objective, fitted, rows).stderr.round(4).tolist()  # 2 / sqrt(4)
     [1.0]
     """
-    check_role("objective", objective, Objective, "MPF(energy)")
+    check_interface("objective", objective, Objective, "MPF(energy)")
     if not objective.has_value:
         raise ValueError(
             f"{type(objective).__name__} is no loss that is minimised, so its "

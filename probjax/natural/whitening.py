@@ -200,7 +200,7 @@ def fit_whitened(
         if turn == num_turns or (results and results[-1].converged):
             return None
         here = results[-1].params if results else params
-        row_key, fit_key = random.parts_of(random.key_of(key, turn), 2)
+        row_key, fit_key = random.split(random.fold_in(key, turn), 2)
         used = as_data(data)
         used = used if rows is None else as_data(rows(row_key, here, used))
         plan = RoundsPlan(

@@ -11,7 +11,7 @@ samples.
 import jax
 import numpy as np
 
-from probjax.checks import check_role
+from probjax.checks import check_interface
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
@@ -51,8 +51,8 @@ class Corrupted(ForwardingObjective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "corrupted rows are complete")
-        check_role("objective", self.objective, Objective, "MPF(energy)")
-        check_role(
+        check_interface("objective", self.objective, Objective, "MPF(energy)")
+        check_interface(
             "corruption",
             self.corruption,
             Corruption,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once
+from probjax.checks import eager_evaluation
 from probjax.data.rows import num_rows
 from probjax.interfaces import Connectivity
 from probjax.types import Array, Data, Moves, State
@@ -85,7 +85,7 @@ def check_excludable(
     tried, with each of `moves`, until a neighbour is found that is none of them: mostly
     the first will do.
     """
-    with at_once():
+    with eager_evaluation():
         observed = index(data)
         for drawn in moves:
             for start in range(0, num_rows(data), BATCH):

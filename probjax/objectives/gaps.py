@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role, holds, is_concrete, is_whole
+from probjax.checks import check_interface, holds, is_concrete, is_whole
 from probjax.data.rows import refuse_mask
 from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
@@ -70,7 +70,7 @@ class GapObjective(Objective):
     exclude_data: bool = static(default=False)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
+        check_interface("connectivity", self.connectivity, Connectivity, "BitFlips()")
         data = data._replace(x=self.connectivity.prepare(data.x))
         check_energy(self.energy, params, data.x)
         if self.exclude_data:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_count, check_role, holds
+from probjax.checks import check_count, check_interface, holds
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.interfaces import Base, Objective
 from probjax.potential import check_energy
@@ -79,7 +79,7 @@ class NoiseContrast(Objective):
 
     def prepare(self, params: Normalised, data: Data) -> Data:
         refuse_mask(data, "noise contrast compares densities of complete rows")
-        check_role("base", self.base, Base, "Gaussian(10)")
+        check_interface("base", self.base, Base, "Gaussian(10)")
         if data.weights is not None and not holds(_is_share, data.weights):
             raise ValueError(
                 "weights above 1 would count one draw of noise for many rows: give "

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role
+from probjax.checks import check_interface
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.interfaces import Sampler
@@ -75,7 +75,7 @@ def prepare_rows(
 ) -> Data:
     """`data` that the sampler can move, complete rows only, as `why` says."""
     refuse_mask(data, why)
-    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_energy(energy, params, data.x)
     check_normalisable(energy, params)
     return data._replace(x=sampler.prepare(potential(energy, params), data.x))
@@ -83,7 +83,7 @@ def prepare_rows(
 
 def refuse_replicas(sampler: Sampler) -> None:
     """Raise if a sampler cannot continue a chain where another round left it."""
-    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     if not sampler.resumable:
         raise ValueError(
             f"{type(sampler).__name__} keeps replicas beside the state, which every "

@@ -26,7 +26,7 @@ from dataclasses import KW_ONLY
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role, holds
+from probjax.checks import check_interface, holds
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
 from probjax.interfaces import Objective, has_statistic
@@ -72,7 +72,7 @@ class Sparse(ForwardingObjective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "hidden units are of complete rows")
-        check_role("objective", self.objective, Objective, "MPF(energy)")
+        check_interface("objective", self.objective, Objective, "MPF(energy)")
         data = self.objective.prepare(params, data)
         if has_statistic(self.objective, params, data.x):
             raise ValueError(

@@ -33,7 +33,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import at_once, check_count, holds, is_concrete, is_finite
+from probjax.checks import check_count, eager_evaluation, holds, is_concrete, is_finite
 from probjax.devices import on_host
 from probjax.interfaces import Sampler
 from probjax.lanes import lazily, together
@@ -292,7 +292,7 @@ class HMC(Sampler):
         if self.bounds is not None:
             self.bounds.check(num_sites(x))
         if is_concrete((potential, x)):
-            with at_once():
+            with eager_evaluation():
                 self._check_starts(potential, x)
         return x
 

@@ -17,8 +17,8 @@ import numpy as np
 from probjax import random
 from probjax.checks import (
     check_count,
+    check_interface,
     check_key,
-    check_role,
     holds,
     is_concrete,
     is_eager,
@@ -238,7 +238,7 @@ def _check_counts(num_draws, num_warmup, thin):
 def _checked(chains, x):
     """Return the starts as the sampler takes them, after all checks."""
     check_key(chains.key)
-    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     x = _starts(x)
     check_energy(chains.energy, chains.params, x)
     return chains.sampler.prepare(chains.model, x)
@@ -260,7 +260,7 @@ def _starts(x):
 def _last(chains, before):
     """Return the states and the step at which an earlier run ended, after checks."""
     check_key(chains.key)
-    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     expected = jax.eval_shape(chains.start, before.state.x)
     if jax.tree.structure(expected) != jax.tree.structure(before.state):
         name = type(chains.sampler).__name__

@@ -21,7 +21,7 @@ from probjax.connectivity import (
 )
 from probjax.interfaces import Connectivity
 from probjax.potential import potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.states import binary
 
 X = np.array([0.0, 1.0, 1.0], np.float32)
@@ -107,7 +107,7 @@ def test_gaps_of_several_flips_equal_the_generic_path(radius):
 def test_random_flips_visit_every_set_of_bits_alike(num_draws, num_bits, key):
     flips, x = RandomFlips(num_draws, num_bits), np.array([0.0, 1, 1, 0, 1, 1])
     of_all = jax.vmap(lambda key: flips.states(x, flips.draw(key, None, x)))
-    found = run(of_all, keys_of(key, 6000))
+    found = run(of_all, split_array(key, 6000))
     np.testing.assert_allclose(found.weight, 1 / num_draws)
     turned = np.abs(found.x - x)
     assert set(turned.sum(-1).ravel()) == {num_bits}
@@ -264,7 +264,7 @@ def test_other_values_are_refused():
         binary(np.array([[-1, 1]]))
     with pytest.raises(ValueError, match="0 and 1, got other whole.* SiteChanges"):
         BitFlips().prepare(np.array([[0, 2]]))
-    with pytest.raises(ValueError, match="are fitted by ScoreMatching"):
+    with pytest.raises(ValueError, match="for continuous states try ScoreMatching"):
         BitFlips().prepare(np.array([[0.5, 2]]))
     with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)

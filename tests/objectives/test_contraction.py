@@ -254,7 +254,9 @@ def test_sites_that_states_do_not_have_are_refused(block):
 
 
 def test_data_of_other_letters_are_refused():
-    with pytest.raises(ValueError, match="needs states of 0 and 1"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         BlockChanges(((0, 1),)).prepare(as_array([[0, 2]]))
-    with pytest.raises(ValueError, match="the letters 0 to 2, got 3"):
+    with pytest.raises(
+        ValueError, match="letters must be 0 to 2 for num_states=3, got 3"
+    ):
         BlockChanges(((0, 1),), 3).prepare(as_array([[0, 3]]))

@@ -7,7 +7,7 @@ import pytest
 from probjax import EM, HMC, Data, Gaussian, HeatBath, Watch, fit, linear
 from probjax.bases import Exponential
 from probjax.fitting import GradientNorm, charts
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.samplers import Bounds
 from probjax.trees import as_array
 
@@ -116,7 +116,7 @@ def test_the_mean_gradient_is_that_of_the_likelihood(key):
 
         return each, jax.grad(loss)(params)
 
-    found = slopes(keys_of(key, 3 * chains), params, x)
+    found = slopes(split_array(key, 3 * chains), params, x)
     for leaves in zip(*map(jax.tree.leaves, found), strict=True):
         mine, theirs = map(np.asarray, leaves)
         error = mine.std(1).mean(0) / np.sqrt(3 * chains)

@@ -98,5 +98,5 @@ def test_parameters_without_log_z_are_refused(key):
     data = Data(np.zeros((3, SIZE)), np.array([1.0, 2.0, 1.0]))
     with pytest.raises(ValueError, match="weights above 1 would count one draw"):
         fit(key, objective, objective.start(TRUTH), data)
-    with pytest.raises(ValueError, match="needs states of 0 and 1"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, objective.start(TRUTH), Data(np.full((3, SIZE), 0.5)))
