@@ -57,7 +57,10 @@ def fold_in(key: PRNGKeyArray, number: Array | int) -> PRNGKeyArray:
 
 
 def split(key: PRNGKeyArray, count: int = 2) -> tuple[PRNGKeyArray, ...]:
-    """Return the keys of `jax.random.split` as a tuple; unused keys cost nothing in jit."""
+    """Return the keys of `jax.random.split` as a tuple.
+
+    In compiled code, keys that are not used are not computed.
+    """
     return tuple(fold_in(key, number) for number in range(count))
 
 

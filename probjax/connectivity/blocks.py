@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
 from probjax.interfaces import Connectivity
-from probjax.potential import Potential, for_each
+from probjax.potential import Potential, map_range
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
 from probjax.types import Domain, Gaps, Neighbours, State
@@ -88,10 +88,14 @@ class BlockChanges(Connectivity):
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         flat, unravel = ravel_pytree(x)
         weight = self._weight(flat)
-        if self.num_states == 2 and self._width <= 2 and potential.knows("flip_gaps"):
+        if (
+            self.num_states == 2
+            and self._width <= 2
+            and potential.has_closed_form("flip_gaps")
+        ):
             return Gaps(self._gaps_by_flips(potential, x), weight)
         change = self._changes(flat)
-        near = for_each(lambda number: potential(unravel(change(number))), weight.size)
+        near = map_range(lambda number: potential(unravel(change(number))), weight.size)
         return Gaps(potential(x) - near.reshape(weight.shape), weight)
 
     @property

@@ -79,7 +79,7 @@ class BitFlips(Connectivity):
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         if self.radius == 1:
             gap = potential.flip_gaps(x)
-        elif self.radius == 2 and potential.knows("flip_gaps"):
+        elif self.radius == 2 and potential.has_closed_form("flip_gaps"):
             gap = _pair_gaps(potential, x)
         else:
             return super().gaps(potential, x, moves)
@@ -140,7 +140,7 @@ class RandomFlips(Connectivity):
         return near._replace(weight=near.weight / self.num_draws)
 
     def gaps(self, potential: Potential, x: State, moves: Array) -> Gaps:
-        if self.num_bits == 1 and potential.knows("flip_gaps"):
+        if self.num_bits == 1 and potential.has_closed_form("flip_gaps"):
             gap = potential.flip_gaps(x)[moves[:, 0]]
             return Gaps(gap, jnp.full_like(gap, 1 / self.num_draws))
         return super().gaps(potential, x, moves)

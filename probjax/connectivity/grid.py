@@ -16,7 +16,7 @@ from probjax.checks import check_count, eager_evaluation, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
 from probjax.interfaces import Connectivity
-from probjax.potential import Potential, for_each
+from probjax.potential import Potential, map_range
 from probjax.recipe import recipe, static
 from probjax.trees import floating
 from probjax.types import ArrayLike, Domain, Gaps, Neighbours, State
@@ -80,7 +80,7 @@ class SiteGrid(Connectivity):
             site, node = number // self.num_points, number % self.num_points
             return potential(unravel(flat.at[site].set(nodes[site, node])))
 
-        energies = for_each(moved, flat.size * self.num_points)
+        energies = map_range(moved, flat.size * self.num_points)
         return Gaps(potential(x) - energies.reshape(nodes.shape), weights)
 
     def _nodes(self, flat):

@@ -342,7 +342,7 @@ def test_a_base_and_a_model_make_a_potential(x64):
     params = ising.Params(np.array([0.1, -0.3, 1.0]), np.array([0.4, 0.0, -0.5]))
     weights = np.array([0.3, 0.7])
     between = Potential((Bernoulli.energy, ising.energy), (base, params), weights)
-    assert between.knows("flip_gaps")
+    assert between.has_closed_form("flip_gaps")
 
     @jax.jit
     def energies(x):
