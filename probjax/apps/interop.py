@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.interfaces import Sampler
-from probjax.lanes import together
+from probjax.lanes import if_any
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
 from probjax.samplers.sample import Draws
@@ -164,7 +164,7 @@ class Blackjax(Sampler):
             return inner._replace(**_fresh(self, key, potential, state.x, kept))
         # Of a weight of 0 nothing can be told of another.
         lost = state.weights[0] == 0
-        fresh = together(_fresh, lost, self, key, potential, state.x, kept)
+        fresh = if_any(_fresh, lost, self, key, potential, state.x, kept)
         scale = potential.weights[0] / jnp.where(lost, 1, state.weights[0])
         return inner._replace(
             **jax.tree.map(lambda f, k: jnp.where(lost, f, scale * k), fresh, kept)

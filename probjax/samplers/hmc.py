@@ -36,7 +36,7 @@ from probjax import random
 from probjax.checks import check_count, eager_evaluation, holds, is_concrete, is_finite
 from probjax.devices import on_host
 from probjax.interfaces import Sampler
-from probjax.lanes import lazily, together
+from probjax.lanes import if_any, lazily
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
@@ -369,7 +369,7 @@ class HMC(Sampler):
             return state.phase._replace(v=mixed(noise(key)))
         due = state.age % every == 0
         # Chains that began together draw together, and nothing in between.
-        fresh = together(noise, due, key)
+        fresh = if_any(noise, due, key)
         return state.phase._replace(v=jnp.where(due, mixed(fresh), v))
 
     def _leap(self, key, kind):

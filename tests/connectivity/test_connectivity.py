@@ -296,7 +296,7 @@ def test_letters_out_of_range_are_refused():
         site.prepare(np.eye(3)[[[0, 1], [2, 2]]])
     with pytest.raises(ValueError, match="num_states must be .* of at least 2, got 1"):
         SiteChanges(1)
-    with pytest.raises(ValueError, match="2 sites with 3 letters does not suit"):
+    with pytest.raises(ValueError, match="2 sites with 3 letters, got"):
         SiteChanges(3).gaps(potential(too_few, None), np.zeros(2), ())
 
 

@@ -19,7 +19,7 @@ from probjax.bases.discrete import Bernoulli
 from probjax.bases.fits import fit_bernoulli, with_one_more
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.interfaces import Sampler
-from probjax.lanes import together
+from probjax.lanes import if_any
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe
@@ -240,7 +240,7 @@ def _softplus_rise(value, rise):
     change = jnp.expm1(jnp.where(small, rise, 0))
     near = jnp.log1p(jax.nn.sigmoid(value) * change)
     # Schedules worth the name hardly ever need the other form.
-    far = together(_softplus_difference, ~small.all(), value, rise)
+    far = if_any(_softplus_difference, ~small.all(), value, rise)
     return jnp.where(small, near, far)
 
 
