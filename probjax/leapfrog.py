@@ -135,8 +135,8 @@ def check_metric(metric: ArrayLike | None, size: int) -> None:
     shape = np.shape(metric) if metric is not None else (size,)
     if shape not in ((), (size,), (size, size)):
         raise ValueError(
-            f"metric must be one length, {size} lengths or a {size} x {size} matrix, got "
-            f"shape {shape}"
+            f"metric must be one length, {size} lengths or a {size} x {size} matrix, "
+            f"got shape {shape}"
         )
     if metric is None or not is_concrete(metric):
         return

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
-from probjax.devices import placed
+from probjax.devices import put_rows
 from probjax.fitting.descent import Problem
 from probjax.fitting.loss import loss_over_rows, merged, no_rows
 from probjax.fitting.rounds import (
@@ -129,7 +129,7 @@ def _full_step(plan, params, known, run):
     here = _asked(plan, run, params)
     total = no_rows(here, float_dtype(here))
     for block in same_blocks(known):
-        mine = placed(block)
+        mine = put_rows(block)
         before, total = total, _add(decode, plan, here, run.context, mine, total)
         # At most two at a time, or all blocks would wait in memory.
         jax.block_until_ready(before)

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
-from probjax.devices import apart, on_host
+from probjax.devices import on_host, shard_rows
 from probjax.fitting.descent import Optax, Problem, QuasiNewton
 from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.minibatches import Batches, deal, new_deck, next_batch
@@ -208,7 +208,7 @@ def begin_round(
 
 
 def _apart(context):
-    return context._replace(rows=apart(context.rows))
+    return context._replace(rows=shard_rows(context.rows))
 
 
 def _descend(plan, key, run, params, data, limit):

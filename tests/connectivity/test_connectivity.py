@@ -260,9 +260,9 @@ def test_bits_of_any_kind_become_floats(kind):
 
 
 def test_other_values_are_refused():
-    with pytest.raises(ValueError, match=r"0 and 1, got spins.*ising\.bits"):
+    with pytest.raises(ValueError, match=r"0 or 1, got spins.*ising\.bits"):
         binary(np.array([[-1, 1]]))
-    with pytest.raises(ValueError, match="0 and 1, got other whole.* SiteChanges"):
+    with pytest.raises(ValueError, match="0 or 1, got other whole.* SiteChanges"):
         BitFlips().prepare(np.array([[0, 2]]))
     with pytest.raises(ValueError, match="for continuous states try ScoreMatching"):
         BitFlips().prepare(np.array([[0.5, 2]]))
@@ -288,7 +288,7 @@ def test_letters_may_be_booleans():
 def test_letters_out_of_range_are_refused():
     site = SiteChanges(3)
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=f"letters 0 to 2, got {wrong}"):
+        with pytest.raises(ValueError, match=f"letters must be 0 to 2 .*got {wrong}"):
             site.prepare(np.array([[0, wrong]]))
     with pytest.raises(ValueError, match="whole numbers"):
         site.prepare(np.array([[0.5, 1]]))
