@@ -80,8 +80,8 @@ class Connectivity(ABC):
         return "any"
 
     def num_letters(self) -> int | None:
-        """Return the number of letters of a site; None if states are not letters."""
-        return None
+        """Return the number of letters of a site; by default 2 for bits, else None."""
+        return 2 if self.domain == "bits" else None
 
 
 class Objective(ABC):
@@ -205,8 +205,8 @@ class Sampler(ABC):
         return "any"
 
     def num_letters(self) -> int | None:
-        """Return the number of letters of a site; None if states are not letters."""
-        return None
+        """Return the number of letters of a site; by default 2 for bits, else None."""
+        return 2 if self.domain == "bits" else None
 
     @property
     def resumable(self) -> bool:
@@ -270,8 +270,8 @@ class Base(ABC):
         return "any"
 
     def num_letters(self) -> int | None:
-        """Return the number of letters of a site; None if states are not letters."""
-        return None
+        """Return the number of letters of a site; by default 2 for bits, else None."""
+        return 2 if self.domain == "bits" else None
 
 
 class Penalty(ABC):

@@ -5,9 +5,9 @@ through its gap,
 
     gap = E(x) - E(x') + log g(x|x') - log g(x'|x),
 
-so that exp(gap / 2) is the rate of flow from x to x'. If all neighbours are listed, each
-has weight 1 and the flow is their sum; if k neighbours are drawn, each has weight 1/k
-and the flow is their average.
+so that exp(gap / 2) is the rate of flow from x to x'. If all neighbours are listed,
+each has weight 1 and the flow is their sum; if k neighbours are drawn, each has weight
+1/k and the flow is their average.
 
 Reference: thesis, "Choosing the Connectivity Function g", "Sampling the Connectivity
 Function g_ij" and "Continuous State Spaces".

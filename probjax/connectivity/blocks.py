@@ -3,9 +3,9 @@
     g(x', x) = number of blocks that contain every site at which x and x' differ
 
 Blocks may overlap. A state whose differences lie in several blocks is listed once for
-each of these blocks, and so is x among the neighbours of x', so that g is symmetric. The
-configurations of one block exclude each other; they define the conditional distribution
-of the block given the other sites.
+each of these blocks, and so is x among the neighbours of x', so that g is symmetric.
+The configurations of one block exclude each other; they define the conditional
+distribution of the block given the other sites.
 """
 
 from collections.abc import Iterable
@@ -39,8 +39,8 @@ class BlockChanges(Connectivity):
     `itertools.product`. The current configuration of a block is listed too, with weight
     0. Blocks that are smaller than the largest one are padded with entries of weight 0.
 
-    For pairs of bits, gaps are computed from gaps of single flips if these have a closed
-    form. Otherwise each gap costs one evaluation of the energy.
+    For pairs of bits, gaps are computed from gaps of single flips if these have a
+    closed form. Otherwise each gap costs one evaluation of the energy.
 
     Args:
         blocks: the sites of each block, numbered as in `ravel(x)`.

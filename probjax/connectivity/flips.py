@@ -42,8 +42,8 @@ from probjax.types import (
 class BitFlips(Connectivity):
     """Every state that differs from a binary state in 1 to `radius` bits.
 
-    States that differ in one bit come first, in the order of `ravel(x)`, then those that
-    differ in two bits, ordered by the first and then by the second bit, and so on.
+    States that differ in one bit come first, in the order of `ravel(x)`, then those
+    that differ in two bits, ordered by the first and then by the second bit, and so on.
 
     >>> BitFlips().states(jnp.array([0.0, 1.0]), ()).x.tolist()
     [[1.0, 1.0], [0.0, 0.0]]
@@ -57,9 +57,6 @@ class BitFlips(Connectivity):
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         if self.radius > (size := num_sites(x)):
@@ -88,7 +85,8 @@ class BitFlips(Connectivity):
 
 @recipe
 class RandomFlips(Connectivity):
-    """`num_draws` states that differ in `num_bits` random bits, redrawn at each refresh.
+    """`num_draws` states that differ in `num_bits` random bits, redrawn at each
+    refresh.
 
     The flow is averaged over the draws, so its mean is that to all such states divided
     by their number, C(d, num_bits). The draws of one refresh flip disjoint sets of bits
@@ -110,9 +108,6 @@ class RandomFlips(Connectivity):
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         size = num_sites(x)
@@ -159,9 +154,6 @@ class OneFlip(Connectivity):
     def domain(self) -> Domain:
         return "bits"
 
-    def num_letters(self) -> int:
-        return 2
-
     def prepare(self, x: State) -> State:
         return binary(x)
 
@@ -187,9 +179,6 @@ class AllFlips(Connectivity):
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         return binary(x)

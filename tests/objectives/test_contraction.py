@@ -249,7 +249,7 @@ def test_impossible_blocks_are_refused(blocks, num_states, message):
 @pytest.mark.parametrize("block", [(0, 4), (-1, 2)])
 def test_sites_that_states_do_not_have_are_refused(block):
     objective = MinimumKLContraction(ising.energy, blocks=((0, 1), block))
-    with pytest.raises(ValueError, match="blocks must be of the sites 0 to 3, got"):
+    with pytest.raises(ValueError, match="blocks must contain sites 0 to 3, got"):
         objective.prepare(random_ising(0, SIZE), uneven(SIZE))
 
 
