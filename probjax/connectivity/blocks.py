@@ -107,7 +107,7 @@ class BlockChanges(Connectivity):
         return _words(self._width, self.num_states)
 
     def _changes(self, flat):
-        """Return a function that computes the neighbour of `flat` with a given number."""
+        """Return a function of a number: the neighbour of `flat` with that number."""
         sites = jnp.asarray(_padded(self.blocks, flat.size))
         words = jnp.asarray(self._configurations(), flat.dtype)
 

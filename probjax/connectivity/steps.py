@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     """A distribution of steps, symmetric about 0."""
 
     draw: Callable[[PRNGKeyArray, int, int, jnp.dtype], Array]
-    """`draw(key, num_draws, size, dtype)` returns steps of shape `(num_draws, size)`."""
+    """`draw(key, num_draws, size, dtype)` returns steps, `(num_draws, size)`."""
     moment: Callable[[int], float]
     """`moment(size)` returns the mean square of one of `size` coordinates."""
 
