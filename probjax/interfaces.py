@@ -108,8 +108,8 @@ class Objective(ABC):
         """Compute the value of one row `x`, given its entry of `Context.rows`."""
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        """Create the context before the first round; empty by default."""
-        return Context((), ())
+        """Create the context before the first round, by default with `refresh`."""
+        return self.refresh(key, params, data, Context((), ()))
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context

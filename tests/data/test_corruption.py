@@ -124,7 +124,7 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
     start, x = flat_ising(6), np.zeros((4, 6))
     with pytest.raises(ValueError, match="below half of the 6 bits, got 3"):
         fit(key, Corrupted(MPF(ising.energy), FixedFlips(3)), start, x)
-    with pytest.raises(ValueError, match="corrupted rows are complete"):
+    with pytest.raises(ValueError, match="corruptions need complete rows"):
         fit(key, objective, start, Data(x, mask=x == 0))
     with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, start, x + 0.5)
@@ -132,6 +132,6 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
         fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
     # Whose flips would be counted line by line.
     with pytest.raises(
-        ValueError, match=r"one array of rows .row, unit., got \[\(4, 2, 3"
+        ValueError, match=r"one array of shape .row, unit., got shapes \[\(4, 2, 3"
     ):
         fit(key, objective, start, x.reshape(4, 2, 3))
