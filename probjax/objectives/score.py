@@ -34,7 +34,7 @@ from probjax.connectivity import Steps
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.interfaces import Objective
 from probjax.objectives.flow import MPF
-from probjax.objectives.gaps import Kept
+from probjax.objectives.gaps import GapContext
 from probjax.potential import check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.states import is_bit, is_spin
@@ -125,7 +125,7 @@ class ScoreMatchingBySteps(Objective):
         return self._flow().refresh(key, params, data, context)
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        moves = Kept(*context).moves
+        moves = GapContext(*context).moves
         gaps = self.steps.gaps(potential(self.energy, params), x, moves)
         # K - 1 of one row, without the 1 that would swallow its digits.
         excess = jnp.sum(gaps.weight * jnp.expm1(gaps.gap / 2))

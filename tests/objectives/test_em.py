@@ -184,5 +184,5 @@ def test_bad_input_is_refused_in_a_sentence(key):
         fit(key, objective(base=Gaussian(3)), params, x)
     with pytest.raises(ValueError, match="sampler must move reals, which Gaussian"):
         fit(key, objective(sampler=HeatBath()), params, x)
-    with pytest.raises(ValueError, match="latents are sampled given complete rows"):
+    with pytest.raises(ValueError, match="sampling latents needs complete rows"):
         fit(key, objective(), params, Data(x, mask=np.ones(x.shape, bool)))
