@@ -38,7 +38,7 @@ from probjax.objectives.gaps import GapContext
 from probjax.potential import check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.states import is_bit, is_spin
-from probjax.trees import floating
+from probjax.trees import first_row, floating
 from probjax.types import (
     Context,
     Data,
@@ -156,13 +156,10 @@ class DrawnScoreMatching(Objective):
     def prepare(self, params: Params, data: Data) -> Data:
         return ScoreMatching(self.energy).prepare(params, data)
 
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return self.refresh(key, params, data, Context((), ()))
-
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        first = ravel_pytree(jax.tree.map(lambda rows: rows[0], data.x))[0]
+        first = ravel_pytree(first_row(data.x))[0]
         shape = (num_rows(data), self.num_draws, first.size)
         return Context(jax.random.normal(key, shape, first.dtype), ())
 
