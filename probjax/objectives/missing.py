@@ -21,6 +21,7 @@ from probjax.data.rows import num_rows
 from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.samplers.gibbs import HeatBath
+from probjax.trees import flat_rows
 from probjax.types import Array, Data, Moves, PRNGKeyArray, PyTree, State
 
 BATCH = 32

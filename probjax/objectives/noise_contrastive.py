@@ -87,7 +87,7 @@ class NoiseContrast(Objective):
         check_interface("base", self.base, Base, "Gaussian(10)")
         if data.weights is not None and not holds(_is_share, data.weights):
             raise ValueError(
-                "weights must be at most 1, got larger ones, which would count one draw "
+                "weights must be at most 1, got larger ones, which would use one draw "
                 "of noise for several rows; try to repeat rows instead"
             )
         if not isinstance(params, Normalised):
