@@ -129,7 +129,7 @@ NAMES: dict[str, str] = {
     "objectives.Particles": "probjax.objectives.particles:PersistentParticles",
     "OneFlip": "probjax.connectivity.flips:OneFlip",
     "Path": "probjax.fitting.path:RegularisationPath",
-    "penalty.Both": "probjax.objectives.penalty:Both",
+    "penalty.Both": "probjax.objectives.penalty:PenaltySum",
     "potts.Params": "probjax.models.potts:Params",
     "Product": "probjax.bases.continuous:Product",
     "proximal.Evaluation": "probjax.fitting.proximal:Seen",
