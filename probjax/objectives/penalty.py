@@ -229,8 +229,8 @@ def _each(function, params, weights, shape=jnp.shape):
     for p, w in zip(jax.tree.leaves(params), jax.tree.leaves(weights), strict=True):
         if jnp.shape(w) not in ((), shape(p)):
             raise ValueError(
-                f"weights must be one number or an array of shape {shape(p)} for a leaf "
-                f"of shape {p.shape}, got shape {jnp.shape(w)}"
+                f"weights must be one number or have shape {shape(p)} for a leaf of "
+                f"shape {p.shape}, got shape {jnp.shape(w)}"
             )
     return jax.tree.map(function, params, weights)
 

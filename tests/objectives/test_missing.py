@@ -196,10 +196,10 @@ def test_masks_that_make_no_sense_are_refused(key):
     [
         (MaximumLikelihood(ising.energy), "likelihood needs complete rows"),
         (ContrastiveDivergence(ising.energy, HeatBath()), "needs complete rows"),
-        (ScoreMatching(ising.energy), "slopes at complete rows"),
+        (ScoreMatching(ising.energy), "score matching needs complete rows"),
         (
             NoiseContrast(ising.energy, Bernoulli(SIZE)),
-            "noise contrast needs complete rows",
+            "contrast needs complete rows",
         ),
         (MPF(ising.energy, exclude_data=True), "exclude_data needs complete rows"),
         (MPF(ising.energy, connectivity=GaussianSteps(0.1)), "try BitFlips or SiteCha"),
