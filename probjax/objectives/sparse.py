@@ -79,9 +79,9 @@ class Sparse(ForwardingObjective):
         data = self.objective.prepare(params, data)
         if has_statistic(self.objective, params, data.x):
             raise ValueError(
-                "objective must not have a statistic, which Sparse would replace, got a "
-                f"{type(self.objective).__name__}; try one Sparse with a log_odds of all "
-                "units and a target for each"
+                "objective must not have a statistic, which Sparse replaces, got "
+                f"{type(self.objective).__name__}; try one Sparse with the log_odds of "
+                "all units and a target for each"
             )
         return data
 

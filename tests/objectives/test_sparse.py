@@ -178,7 +178,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
     fitted = fit(key, objective, start, x, optimizer=ADAM, steps_per_round=1)
     with pytest.raises(ValueError, match="Sparse adds a function of all rows"):
         uncertainty(objective, fitted, x)
-    with pytest.raises(ValueError, match="Sparse around Sparse would lose the inner"):
+    with pytest.raises(ValueError, match="a statistic, which Sparse replaces, got Sparse would lose the inner"):
         fit(key, sparse(objective), start, x)
     masked = Data(x, mask=np.ones((ROWS, VISIBLE), bool))
     with pytest.raises(ValueError, match="hidden units are of complete rows"):
