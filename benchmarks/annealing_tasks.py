@@ -19,8 +19,9 @@ import numpy as np
 
 from probjax.annealing import Pilot, ais, marginal_log_likelihood, sandwich
 from probjax.bases import Gaussian
+from probjax.interfaces import Sampler
 from probjax.models import experts, linear
-from probjax.types import Array, Energy, PRNGKeyArray, Sampler
+from probjax.types import Array, Energy, PRNGKeyArray
 
 FILE = "annealing_tasks.npz"
 SIZE, NUM_PARTICLES = 36, 200

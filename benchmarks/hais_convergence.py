@@ -38,9 +38,9 @@ from probjax.annealing import Pilot
 from probjax.annealing.adaptation import NUM_KNOTS
 from probjax.annealing.pilot import MAX_STEPS, MIN_STEPS, NUM_WARMUP
 from probjax.connectivity import GaussianSteps
+from probjax.interfaces import Sampler
 from probjax.plots import BLUE, ORANGE
 from probjax.samplers import HMC, Metropolis, Momentum
-from probjax.types import Sampler
 
 FIGURE = Path("out/hais_convergence.png")
 FIGURES = ("student", "laplace", "generative")

@@ -47,6 +47,7 @@ from probjax.fitting import (
     loss,
     uncertainty,
 )
+from probjax.interfaces import Base, Chart, Connectivity, Objective, Penalty, Sampler
 from probjax.models import (
     bilinear,
     dbn,
@@ -87,15 +88,7 @@ from probjax.samplers import (
     sample,
     sample_mean,
 )
-from probjax.types import (
-    Base,
-    Chart,
-    Connectivity,
-    Data,
-    Objective,
-    Penalty,
-    Sampler,
-)
+from probjax.types import Data
 
 __version__ = "0.2.0.dev0"
 

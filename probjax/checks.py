@@ -1,7 +1,7 @@
 """Checks of arguments, before anything is compiled.
 
-Values that the host can read are checked by NumPy, which compiles nothing. Arrays on
-accelerators, or spread over devices, are checked there by one compiled reduction, so
+Values that the host can read are checked with NumPy, which compiles nothing. Arrays on
+an accelerator or on several devices are checked there by one compiled reduction, so
 that they need not be copied to the host. Traced values are not checked.
 """
 
@@ -21,28 +21,31 @@ from jaxtyping import Array, PyTree
 
 
 def holds(test: Callable[..., Any], tree: PyTree, *bounds: ArrayLike) -> bool:
-    """Whether `test` is true of all values in `tree` that can be looked at.
+    """Whether `test` is true for all concrete values in `tree`.
 
     Args:
-        test: a function of a leaf and `bounds`. It is a function of a module, not one
-            made for the call, because it may be compiled. It takes NumPy arrays and jax
-            arrays: see `namespace`.
+        test: a function `test(leaf, *bounds)` that returns booleans. It must be defined
+            at the top level of a module, so that it is compiled only once, and must
+            accept both NumPy and jax arrays: see `namespace`.
+        tree: the values; traced leaves are skipped.
+        bounds: further arguments of `test`; if one of them is traced, nothing is
+            checked and the result is True.
     """
     if not is_concrete(bounds):
         return True
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_concrete(leaf)]
-    near = [np.asarray(leaf) for leaf in leaves if is_on_host(leaf)]
+    readable = [np.asarray(leaf) for leaf in leaves if is_on_host(leaf)]
     limits = [np.asarray(bound) for bound in bounds]
-    if not all(np.all(test(leaf, *limits)) for leaf in near):
+    if not all(np.all(test(leaf, *limits)) for leaf in readable):
         return False
-    far = [leaf for leaf in leaves if not is_on_host(leaf)]
-    # In one precision whoever calls, so that a test is compiled once.
-    with at_once(), jax.default_matmul_precision("highest"):
-        return not far or bool(_all(test, far, bounds))
+    on_devices = [leaf for leaf in leaves if not is_on_host(leaf)]
+    # The precision is part of jit's cache key; fixing it avoids compiling a test twice.
+    with eager_evaluation(), jax.default_matmul_precision("highest"):
+        return not on_devices or bool(_all(test, on_devices, bounds))
 
 
-def at_once() -> AbstractContextManager:
-    """Context in which known values are computed even while code is being traced."""
+def eager_evaluation() -> AbstractContextManager:
+    """Context in which concrete values are computed even while code is traced."""
     return jax.ensure_compile_time_eval() if is_tracing() else nullcontext()
 
 
@@ -52,7 +55,7 @@ def _all(test, leaves, bounds):
 
 
 def namespace(value: Any) -> Any:
-    """Return `jnp` for an array of jax and `np` for any other value.
+    """Return `jnp` for a jax array and `np` for any other value.
 
     >>> namespace(np.ones(2)) is np, namespace(jnp.ones(2)) is jnp
     (True, True)
@@ -71,12 +74,12 @@ def is_whole(value: Array) -> Array:
 
 
 def is_concrete(tree: PyTree) -> bool:
-    """Whether the values in `tree` can be looked at, so that they can be checked."""
+    """Whether no leaf of `tree` is traced, so that its values can be checked."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def is_tracing() -> bool:
-    """Whether code is being traced, as inside of `jit`."""
+    """Whether code is being traced, such as inside `jit`."""
     try:
         jax.sharding.get_mesh()
     except ValueError:
@@ -85,7 +88,7 @@ def is_tracing() -> bool:
 
 
 def is_eager(tree: PyTree) -> bool:
-    """Whether what is computed from `tree` has values at once, as nothing is traced."""
+    """Whether computations with `tree` run eagerly: nothing is traced."""
     return is_concrete(tree) and not is_tracing()
 
 
@@ -99,20 +102,28 @@ def _is_on_host(value):
         return True
     devices = value.devices()
     is_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
-    # The device may belong to another process.
+    # A single device may still belong to another process.
     return is_cpu and value.is_fully_addressable
 
 
 def check_count(name: str, count: int, *, least: int = 1) -> None:
-    """Refuse a count that is not an integer of at least `least`."""
+    """Raise if `count` is not an integer of at least `least`."""
     if not (isinstance(count, (int, np.integer)) and count >= least):
         raise ValueError(f"{name} must be an integer of at least {least}, got {count}")
 
 
-def check_role(
+def check_interface(
     name: str, given: Any, interface: type, example: str, *, home: str = "probjax"
 ) -> None:
-    """Raise if `given` is not a recipe that inherits from `interface`, of `home`."""
+    """Raise if `given` is not a recipe that inherits from `interface`.
+
+    Args:
+        name: the argument's name, for the message.
+        given: the argument.
+        interface: the abstract base class.
+        example: code of an instance, for the message.
+        home: the module that exports `interface`, for the message.
+    """
     if isinstance(given, interface):
         if jax.tree_util.all_leaves([given]):
             raise ValueError(
@@ -128,24 +139,26 @@ def check_role(
 
 
 def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
-    """Raise if a recipe's parts are none, or do not inherit from `interface`."""
+    """Raise if `parts` is empty or a part does not inherit from `interface`."""
     if not parts:
         raise ValueError(
             f"{name} must hold at least one {interface.__name__}, such as {example}, "
             "got none"
         )
     for part in parts:
-        check_role(name, part, interface, example)
+        check_interface(name, part, interface, example)
 
 
 def check_key(key: Any) -> None:
-    """Refuse what no random numbers can be drawn by."""
+    """Raise if `key` is not an array, and so cannot be a random key."""
     if not isinstance(key, jax.Array):
-        raise ValueError(f"key must be made as jax.random.key(0), got {key!r}")
+        raise ValueError(
+            f"key must be a random key, got {key!r}; try jax.random.key(0)"
+        )
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called into probjax, however deep this is."""
+    """Issue a warning that points to the line that called into probjax."""
     frame, level = sys._getframe(1), 2
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         "probjax."

@@ -1,13 +1,16 @@
-"""Forwarding classes: wrappers around an objective or a sampler inherit from them.
+"""Forwarding classes: base classes for wrappers around an objective or a sampler.
 
-Each delegates every member of its interface to the object within, so that a wrapper
-overrides only what it changes, and nothing that the object within declares is hidden
-behind a default. A test compares the members of both.
+A forwarding class delegates every member of its interface to the wrapped object. A
+wrapper that inherits from it overrides only the members that it changes, and no member
+of the wrapped object is silently replaced by the default of the interface. A test
+compares the members of both classes.
 """
 
 import dataclasses
 from typing import Any, Literal, Self
 
+from probjax.interfaces import Objective, Sampler
+from probjax.potential import Potential
 from probjax.types import (
     Array,
     Context,
@@ -15,18 +18,16 @@ from probjax.types import (
     Domain,
     Float,
     Info,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     Scalar,
     State,
 )
 
 
 class ForwardingObjective(Objective):
-    """Objective that behaves as `objective`."""
+    """Objective that delegates every member to `objective`."""
 
     objective: Objective
 
@@ -69,17 +70,19 @@ class ForwardingObjective(Objective):
 
 
 class ForwardingSampler(Sampler):
-    """Sampler that behaves as `sampler`."""
+    """Sampler that delegates every member to `sampler`."""
 
     sampler: Sampler
 
-    def init(self, key: PRNGKeyArray, potential: Any, x: State) -> Any:
+    def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> Any:
         return self.sampler.init(key, potential, x)
 
-    def step(self, key: PRNGKeyArray, potential: Any, state: Any) -> tuple[Any, Info]:
+    def step(
+        self, key: PRNGKeyArray, potential: Potential, state: Any
+    ) -> tuple[Any, Info]:
         return self.sampler.step(key, potential, state)
 
-    def prepare(self, potential: Any, x: State) -> State:
+    def prepare(self, potential: Potential, x: State) -> State:
         return self.sampler.prepare(potential, x)
 
     @property
@@ -113,5 +116,5 @@ class ForwardingSampler(Sampler):
         return self.sampler.metrics
 
     def adapted(self, step_size: Scalar, metric: Array | None = None) -> Self:
-        within = self.sampler.adapted(step_size, metric)
-        return dataclasses.replace(self, sampler=within)  # pyright: ignore
+        sampler = self.sampler.adapted(step_size, metric)
+        return dataclasses.replace(self, sampler=sampler)  # pyright: ignore

@@ -1,10 +1,10 @@
-"""Work that only some lanes of a batch need, done for those alone.
+"""Conditional computation under `vmap`, for those lanes of a batch that need it.
 
-Under `vmap` a `cond` evaluates both branches for everyone. `lazily` says what a single
-state needs, and its batching rule gathers the lanes that do into blocks of fixed size,
-which one `while_loop` works off: with a fifth of the lanes in need it costs about a
-fifth. Lanes that drivers spread over devices are gathered on each by itself, as
-`probjax.devices.each` maps over those of one device.
+Under `vmap`, `cond` becomes a `select` that evaluates both branches in every lane. The
+batching rule of `lazily` gathers the lanes that need a result into blocks of fixed
+size, and a `while_loop` computes block after block: if a fifth of the lanes need a
+result, the cost is about a fifth. With several devices, each device gathers its own
+lanes, because `probjax.devices.sharded_vmap` maps over the lanes of one device.
 """
 
 from collections.abc import Callable
@@ -13,25 +13,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from probjax.trees import zeros_of
 from probjax.types import Array, PyTree
 
-BLOCKS = 16
+BLOCKS = 16  # The number of blocks into which a batch is divided.
 
 
 def lazily(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree:
-    """`function(*args)` where it is `needed`, and zeros where it is not.
+    """Compute `function(*args)` in lanes where `needed` is True; others return zeros.
 
-    `function` must not close over traced values: all it needs goes through `args`.
+    `function` must not close over traced values: pass these in `args`.
     """
     function, args = _of_leaves(function, args)
 
     @jax.custom_batching.custom_vmap
     def call(needed, args):
-        return jax.lax.cond(needed, lambda: function(*args), lambda: _zeros(args))
-
-    def _zeros(args):
-        shapes = jax.eval_shape(function, *args)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return _cond(needed, function, args)
 
     @call.def_vmap
     def batched(axis_size, in_batched, needed, args):
@@ -43,36 +40,40 @@ def lazily(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree
     return call(needed, args)
 
 
-def together(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree:
-    """`function(*args)` in all lanes if any of them needs it, else zeros in all.
+def if_any(function: Callable[..., PyTree], needed: Array, *args: Any) -> PyTree:
+    """Compute `function(*args)` in all lanes if any lane needs it, else return zeros.
 
-    For work that lanes need at the same time, whatever number of `vmap`s they are in.
-    `function` must not close over traced values: all it needs goes through `args`.
+    Use it for results that lanes need at the same time. It may be nested in several
+    `vmap`s. `function` must not close over traced values: pass these in `args`.
     """
     function, args = _of_leaves(function, args)
 
     @jax.custom_batching.custom_vmap
     def call(needed, args):
-        shapes = jax.eval_shape(function, *args)
-
-        def nothing():
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-        return jax.lax.cond(needed, lambda: function(*args), nothing)
+        return _cond(needed, function, args)
 
     @call.def_vmap
     def batched(axis_size, in_batched, needed, args):
         needs_batch, args_batched = in_batched
         axes = jax.tree.map(lambda flag: 0 if flag else None, args_batched)
         lanes = jax.vmap(function, in_axes=axes, axis_size=axis_size)
-        out = together(lanes, needed.any() if needs_batch else needed, *args)
+        out = if_any(lanes, needed.any() if needs_batch else needed, *args)
         return out, jax.tree.map(lambda _: True, out)
 
     return call(needed, args)
 
 
+def _cond(needed, function, args):
+    """Compute `function(*args)` if `needed`, else zeros of the same shapes."""
+    shapes = jax.eval_shape(function, *args)
+    return jax.lax.cond(needed, lambda: function(*args), lambda: zeros_of(shapes))
+
+
 def _of_leaves(function, args):
-    """The same as a function of leaves: of trees, batching makes trees of flags."""
+    """Rewrite `function(*args)` as a function of the leaves of `args`.
+
+    `custom_vmap` then passes one batching flag for each leaf, and no trees of flags.
+    """
     leaves, form = jax.tree.flatten(args)
     return lambda *leaves: function(*form.unflatten(leaves)), tuple(leaves)
 
@@ -80,8 +81,8 @@ def _of_leaves(function, args):
 def _in_blocks(function, count, needed, args, batched):
     size = -(-count // BLOCKS)
     axes = jax.tree.map(lambda flag: 0 if flag else None, batched)
-    # Those in need, by counting: a sort costs more than many a leap. Padded, so that
-    # the last block is whole.
+    # `order` lists the lanes in need. It is computed by counting, because a sort can
+    # cost more than the work itself, and padded so that the last block is whole.
     rank = jnp.cumsum(needed)
     total = rank[-1]
     places = jnp.where(needed, rank - 1, count + size)
@@ -96,10 +97,10 @@ def _in_blocks(function, count, needed, args, batched):
     def work(carry):
         start, out = carry
         lanes = jax.lax.dynamic_slice_in_dim(order, start, size)
-        # What is not in need fills up the last block, and is not written.
-        wanted = start + jnp.arange(size) < total
+        # The padding of the last block is computed and not written.
+        is_needed = start + jnp.arange(size) < total
         found = jax.vmap(function, in_axes=axes, axis_size=size)(*gather(lanes))
-        places = jnp.where(wanted, lanes, count)
+        places = jnp.where(is_needed, lanes, count)
         out = jax.tree.map(
             lambda whole, part: whole.at[places].set(part, mode="drop"), out, found
         )
@@ -112,5 +113,5 @@ def _in_blocks(function, count, needed, args, batched):
     nothing = jax.tree.map(
         lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype), shapes
     )
-    busy = lambda carry: carry[0] < total  # noqa: E731
-    return jax.lax.while_loop(busy, work, (jnp.zeros((), total.dtype), nothing))[1]
+    start = jnp.zeros((), total.dtype)
+    return jax.lax.while_loop(lambda carry: carry[0] < total, work, (start, nothing))[1]

@@ -1,16 +1,17 @@
-"""Leapfrog: Hamiltonian dynamics in steps that are reversible and keep volume.
+"""Leapfrog integration of Hamiltonian dynamics, which is reversible and keeps volume.
 
     H(x, v) = E(x) + v'v / 2,    dx/dt = A v,    dv/dt = -A' grad E(x)
 
-A, the metric, is what a unit of momentum moves x by: lengths for each coordinate, or a
-matrix with AA' about the covariance of x. Momenta have unit variance whatever it is.
+The metric A is a length for each coordinate, or a matrix such that AA' approximates the
+covariance of x. Momenta v have unit variance for every metric.
 
     kick-drift-kick:   v -= e/2 A'g(x);  x += e A v;  v -= e/2 A'g(x)
     drift-kick-drift:  x += e/2 A v;  v -= e A'g(x);  x += e/2 A v
 
-Both are of second order. The first knows the gradient at its end, which begins the next
-step, so that it costs one evaluation each; the second one more in all, for the energy.
-Where a coordinate would cross a bound it is reflected, and so is its momentum.
+Both are of second order. A kick-drift-kick step ends with the gradient that begins the
+next step, so that each step costs one evaluation. Drift-kick-drift steps need one more
+evaluation at the end of the trajectory, for its energy. A coordinate that would cross a
+bound is reflected, and its momentum changes sign.
 
 Reference: Neal, "MCMC using Hamiltonian dynamics", 2011; thesis, "Hamiltonian Monte
 Carlo Sampling", and for bounds "Hamiltonian Annealed Importance Sampling".
@@ -32,23 +33,24 @@ DIVERGENT = 1000.0
 
 
 class Phase(NamedTuple):
-    """A state with its momentum, and what is known of it."""
+    """A state with its momentum, and the energies and gradients at the state."""
 
     x: State
-    """Where it is."""
+    """State (position)."""
     v: Float[Array, " n"]
-    """The momentum, of unit variance, in the order of `ravel(x)`."""
+    """Momentum, of unit variance, in the order of `ravel(x)`."""
     terms: Float[Array, " term"]
-    """The energies of the potential at `x`, unweighted."""
+    """Unweighted energies of the potential at `x`."""
     gradients: Float[Array, "term n"]
-    """Their gradients there."""
+    """Unweighted gradients of the energies at `x`."""
 
 
 @recipe
 class Bounds:
-    """Where a state is confined: one number for all coordinates, or one for each.
+    """Bounds of the coordinates: one number for all coordinates, or one for each.
 
-    What would cross a bound, as in `HMC(0.5, bounds=Bounds(lower=0.0))`, is reflected:
+    A coordinate that would cross a bound, such as in `HMC(0.5,
+    bounds=Bounds(lower=0.0))`, is reflected:
 
     >>> space = Geometry(bounds=Bounds(lower=0.0))
     >>> x, v = space.drift(jnp.array([1.0]), jnp.array([-3.0]), 1.0)
@@ -67,7 +69,7 @@ class Bounds:
             )
 
     def check(self, size: int) -> None:
-        """Refuse bounds that are not of states of `size` coordinates."""
+        """Raise if the bounds do not fit states of `size` coordinates."""
         for name, bound in (("lower", self.lower), ("upper", self.upper)):
             shape = np.shape(bound)
             if shape not in ((), (size,)):
@@ -79,13 +81,13 @@ class Bounds:
 
 @recipe
 class Geometry:
-    """The metric and the bounds of a state; None for none."""
+    """Metric and bounds of a state; None for the identity and for no bounds."""
 
     metric: Float[Array, "..."] | None = None
     bounds: Bounds | None = None
 
     def drift(self, x: State, v: Float[Array, " n"], time: Scalar) -> tuple:
-        """Where `x` is after some time without forces, and its momentum then."""
+        """Return `x` and `v` after `time` without forces: x += time A v, reflected."""
         flat, unravel = ravel_pytree(x)
         if self.metric is None:
             speed = v
@@ -98,7 +100,7 @@ class Geometry:
         return unravel(flat), v
 
     def kick(self, phase: Phase, potential: Potential, time: Scalar) -> Phase:
-        """The momentum after forces have acted for some time."""
+        """Return the phase after forces have acted for `time`: v -= time A' grad E."""
         force = -potential.combine(phase.gradients)
         if self.metric is not None:
             metric = self.metric
@@ -107,7 +109,7 @@ class Geometry:
 
 
 class Integrator(Protocol):
-    """A number of leapfrog steps of one size, in one order or the other."""
+    """Integrator of `num_steps` leapfrog steps, such as `kick_drift_kick`."""
 
     def __call__(
         self,
@@ -121,30 +123,32 @@ class Integrator(Protocol):
 
 
 def check_step_size(step_size: ArrayLike) -> None:
-    """Refuse steps that lead nowhere."""
+    """Raise if `step_size` is not positive and finite."""
     if not is_concrete(step_size):
         return
     if not (np.all(np.greater(step_size, 0)) and np.all(np.isfinite(step_size))):
-        raise ValueError(f"step_size must be positive, got {step_size}")
+        raise ValueError(f"step_size must be positive and finite, got {step_size}")
 
 
 def check_metric(metric: ArrayLike | None, size: int) -> None:
-    """Refuse what is no metric of states of `size` coordinates."""
+    """Raise if `metric` is not a metric for states of `size` coordinates."""
     shape = np.shape(metric) if metric is not None else (size,)
     if shape not in ((), (size,), (size, size)):
         raise ValueError(
-            f"metric must be lengths of {size} coordinates or a square matrix, got "
-            f"shape {shape}"
+            f"metric must be one length, {size} lengths or a {size} x {size} matrix, "
+            f"got shape {shape}"
         )
     if metric is None or not is_concrete(metric):
         return
     positive = len(shape) == 2 or np.all(np.greater(metric, 0))
     if not (positive and np.isfinite(metric).all()):
-        raise ValueError(f"metric must be positive lengths, got {metric}")
+        raise ValueError(
+            f"metric must be finite, and its lengths positive, got {metric}"
+        )
 
 
 def phase_at(potential: Potential, x: State, v: Float[Array, " n"]) -> Phase:
-    """`x` and `v` with the energies and gradients there: one evaluation."""
+    """Return the phase at `x` and `v`; the cost is one evaluation of the potential."""
     terms, gradients = potential.terms_and_gradients(x)
     flat = jax.vmap(lambda gradient: ravel_pytree(gradient)[0])(gradients)
     return Phase(x, v, terms, flat)
@@ -157,7 +161,7 @@ def kick_drift_kick(
     step_size: Scalar,
     num_steps: int | Array,
 ) -> Phase:
-    """Leapfrog steps that begin and end with half a kick: one evaluation each.
+    """Leapfrog steps that begin and end with half a kick; one evaluation per step.
 
     >>> from probjax.potential import potential
     >>> def energy(precision, x):
@@ -173,7 +177,7 @@ def kick_drift_kick(
         x, v = space.drift(phase.x, phase.v, step_size)
         return space.kick(phase_at(potential, x, v), potential, step_size)
 
-    # Whole kicks between drifts; the one half too much is taken back.
+    # The loop takes whole kicks; the half kick too much at the end is undone.
     phase = space.kick(phase, potential, step_size / 2)
     phase = _repeat(num_steps, step, phase)
     return space.kick(phase, potential, -step_size / 2)
@@ -186,8 +190,9 @@ def drift_kick_drift(
     step_size: Scalar,
     num_steps: int | Array,
 ) -> Phase:
-    """Leapfrog steps that begin and end with half a drift: one evaluation each, and
-    one at the end.
+    """Leapfrog steps that begin and end with half a drift.
+
+    The cost is one evaluation per step, and one at the end.
 
     >>> from probjax.potential import potential
     >>> def energy(precision, x):
@@ -210,7 +215,7 @@ def drift_kick_drift(
 
 
 def hamiltonian(potential: Potential, phase: Phase) -> Scalar:
-    """E(x) + v'v / 2 at the potential's weights."""
+    """Compute E(x) + v'v / 2 at the potential's weights."""
     return potential.combine(phase.terms) + phase.v @ phase.v / 2
 
 
@@ -221,17 +226,18 @@ def _repeat(count, step, phase):
 
 
 def _reflected(x, bounds):
-    """`x` folded back between its bounds, and -1 where that was an odd number of times.
+    """Reflect `x` into its bounds; also return -1 after an odd number of reflections.
 
-    Between two bounds a free particle goes to and fro: its place has the period of
-    twice their distance, and the nearest multiple of it is taken off.
+    The position of a free particle between two bounds is periodic in the distance
+    travelled, with a period of twice the distance between the bounds. The nearest
+    multiple of the period is subtracted.
     """
     lower, upper = (
         jnp.broadcast_to(jnp.asarray(bound, x.dtype), x.shape)
         for bound in (bounds.lower, bounds.upper)
     )
     below, above = jnp.isfinite(lower), jnp.isfinite(upper)
-    # Seen from the lower bound, or from the upper one where it is the only one.
+    # Depth is measured from the lower bound, or from the upper one if that is the only.
     base = jnp.where(below, lower, jnp.where(above, upper, 0))
     inward = jnp.where(below, 1, -1).astype(x.dtype)
     depth = inward * (x - base)
@@ -239,7 +245,7 @@ def _reflected(x, bounds):
     rounds = jnp.where(below & above, jnp.round(depth / round_trip), 0)
     depth = depth - rounds * round_trip
     folded = jnp.clip(base + inward * jnp.abs(depth), lower, upper)
-    # What crossed nothing keeps all its digits.
+    # Coordinates that crossed no bound are returned unrounded.
     inside = (lower <= x) & (x <= upper)
     turned = ~inside & (depth < 0)
     return jnp.where(inside, x, folded), jnp.where(turned, -1, 1).astype(x.dtype)

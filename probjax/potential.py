@@ -1,10 +1,11 @@
-"""Weighted energies with their arguments: what samplers and connectivities see.
+"""Potentials: weighted sums of energies, the form in which samplers receive a model.
 
     U(x) = sum_i weights_i * energy_i(args_i, x)
 
-One energy of weight 1 is a model; two, of weights 1 - b and b, are a state of an
-annealing path. The terms and their gradients do not depend on the weights, so a sampler
-that keeps them may move along the path without evaluating anything again.
+One energy with weight 1 is a model; two energies with weights 1 - b and b are a
+distribution on an annealing path. The terms and their gradients do not depend on the
+weights, so a sampler that caches them can move along the path without evaluating an
+energy again.
 """
 
 import types
@@ -23,22 +24,28 @@ from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
 from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
 
-AT_ONCE = 64
+MAX_VECTORISED = 64
 
 
 def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """Attach to an energy functions that say more cheaply what can be derived from it.
+    """Attach closed forms to an energy: faster ways to compute what can be derived.
 
-    Known names, each a function of `(params, x)` unless said otherwise:
-    `flip_gaps` (E(x) - E(x with bit n flipped), for every n),
-    `mirror_gap` (E(x) - E(1 - x)) and
-    `site_gaps` (E(x) - E(x with site n set to a), for every n and every letter a).
-    For sweeps over the sites, two are functions of `params` alone that return one of
-    `(x, n)`, so that what depends on `params` is computed once:
-    `flip_gap` (the gap of bit n) and `site_gap` (the gaps of site n, for every letter).
-    `unbounded(params, data)` says in words what in the data leaves parameters without a
-    finite estimate, "" if nothing is seen to, and `unnormalisable(params)` what keeps
-    exp(-E) from having a finite integral, likewise.
+    Functions of `(params, x)`:
+
+    - `flip_gaps`: E(x) - E(x with bit n flipped), for every n;
+    - `mirror_gap`: E(x) - E(1 - x);
+    - `site_gaps`: E(x) - E(x with site n set to a), for every n and every letter a.
+
+    Functions of `params` that return a function of `(x, n)`. Sweeps over the sites call
+    them once, so that what depends on `params` alone is computed once:
+
+    - `flip_gap`: the gap of bit n;
+    - `site_gap`: the gaps of site n, for every letter.
+
+    Functions that return a description, or "" if there is nothing to report:
+
+    - `unbounded(params, data)`: which parameters have no finite estimate, and why;
+    - `unnormalisable(params)`: why exp(-E) has no finite integral.
 
     >>> from probjax.potential import potential
     >>> def gaps(bias, x):
@@ -53,7 +60,9 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
     known |= {"unbounded", "unnormalisable"}
     if unknown := set(forms) - known:
-        raise ValueError(f"closed forms are {sorted(known)}, got {sorted(unknown)}")
+        raise ValueError(
+            f"closed forms must be among {sorted(known)}, got {sorted(unknown)}"
+        )
 
     def attach(energy):
         energy.closed_forms = types.MappingProxyType(forms)
@@ -63,7 +72,7 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
 
 
 def closed_forms(energy: Callable) -> Mapping[str, Callable]:
-    """The closed forms attached to `energy`, empty for a plain function.
+    """Return the closed forms attached to `energy`; empty for a plain function.
 
     >>> @closed_form(flip_gaps=lambda bias, x: bias * (2 * x - 1))
     ... def energy(bias, x):
@@ -76,7 +85,7 @@ def closed_forms(energy: Callable) -> Mapping[str, Callable]:
 
 @recipe
 class Potential:
-    """A weighted sum of energies of one state; build one with `potential`.
+    """A weighted sum of energies of one state; `potential` builds that of one model.
 
     >>> def energy(precision, x):
     ...     return precision * jnp.sum(x**2) / 2
@@ -94,75 +103,82 @@ class Potential:
         return _combine(self.weights, list(self.terms(x)))
 
     def terms(self, x: State) -> Float[Array, " term"]:
-        """Each energy at `x`, unweighted."""
+        """Compute each energy at `x`, unweighted."""
         return jnp.stack([energy(args, x) for energy, args in self._pairs()])
 
     def terms_and_gradients(self, x: State) -> tuple[Float[Array, " term"], PyTree]:
-        """Each energy and its gradient in `x`, unweighted, leaves `(term, ...)`.
+        """Compute each energy and its gradient in `x`, unweighted, leaves `(term,
+        ...)`.
 
-        Costs one value-and-gradient of each energy. `combine` weighs the result.
+        The cost is one value-and-gradient of each energy. `combine` applies the
+        weights.
         """
         pairs = [jax.value_and_grad(e, argnums=1)(a, x) for e, a in self._pairs()]
         values, gradients = zip(*pairs, strict=True)
         return jnp.stack(values), jax.tree.map(lambda *g: jnp.stack(g), *gradients)
 
     def combine(self, terms: PyTree) -> PyTree:
-        """The weighted sum over the leading axis of every leaf of `terms`."""
+        """Compute the weighted sum over the leading axis of every leaf of `terms`."""
         return jax.tree.map(lambda leaf: _combine(self.weights, list(leaf)), terms)
 
     def flip_gaps(self, x: State) -> Float[Array, " bit"]:
-        """U(x) - U(x with bit n flipped) for every n, in the order of `ravel(x)`."""
+        """Compute U(x) - U(x with bit n flipped) for every n, in the order of
+        `ravel(x)`.
+        """
         return self._sum_of_forms("flip_gaps", _flip_gaps, x)
 
     def mirror_gap(self, x: State) -> Scalar:
-        """U(x) - U(1 - x): the gap to the state with every bit flipped."""
+        """Compute U(x) - U(1 - x), the gap to the state with every bit flipped."""
         return self._sum_of_forms("mirror_gap", _mirror_gap, x)
 
     def site_gaps(self, x: State, num_states: int) -> Float[Array, "site letter"]:
-        """U(x) - U(x with site n set to a) for every n, in order, and every letter a.
+        """Compute U(x) - U(x with site n set to a) for every site n and letter a.
 
-        It is 0 at the letter that the site has.
+        Sites are in the order of `ravel(x)`. The gap of a site's own letter is 0.
         """
         generic = partial(_site_gaps, num_states=num_states)
         gaps = self._sum_of_forms("site_gaps", generic, x)
         sites = ravel_pytree(x)[0].size
         if gaps.shape != (sites, num_states):
             raise ValueError(
-                f"x of {sites} sites with {num_states} letters does not suit the "
-                f"energy, whose gaps have shape {gaps.shape}"
+                f"site_gaps of the energy must have shape ({sites}, {num_states}) for "
+                f"{sites} sites with {num_states} letters, got {gaps.shape}"
             )
         return gaps
 
     def flip_gap(self) -> Callable[[State, Array], Scalar]:
-        """A function of `(x, n)`: U(x) - U(x with bit n flipped)."""
+        """Return a function of `(x, n)`: U(x) - U(x with bit n flipped)."""
         return self._sum_of_functions("flip_gap", _flip_gap)
 
     def site_gap(self, num_states: int) -> Callable[[State, Array], Array]:
-        """A function of `(x, n)`: U(x) - U(x with site n set to a) for every a."""
+        """Return a function of `(x, n)`: U(x) - U(x with site n set to a), every a."""
         return self._sum_of_functions(
             "site_gap", partial(_site_gap, num_states=num_states)
         )
 
-    def knows(self, name: str) -> bool:
+    def has_closed_form(self, name: str) -> bool:
         """Whether every energy has the closed form `name`."""
         return all(name in closed_forms(energy) for energy in self.energies)
 
     def _sum_of_forms(self, name, generic, x):
-        forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
-        gaps = [form(args, x) for form, args in zip(forms, self.args, strict=True)]
+        gaps = [form(args, x) for form, args in self._forms(name, generic)]
         return _combine(self.weights, gaps)
 
     def _sum_of_functions(self, name, generic):
-        forms = [closed_forms(e).get(name, partial(generic, e)) for e in self.energies]
-        gaps = [form(args) for form, args in zip(forms, self.args, strict=True)]
+        gaps = [form(args) for form, args in self._forms(name, generic)]
         return lambda x, n: _combine(self.weights, [gap(x, n) for gap in gaps])
+
+    def _forms(self, name, generic):
+        """Yield the closed form of each energy, or the generic path, with its args."""
+        for energy, args in self._pairs():
+            yield closed_forms(energy).get(name, partial(generic, energy)), args
 
     def _pairs(self):
         return zip(self.energies, self.args, strict=True)
 
 
 def potential(energy: Energy, params: Params) -> Potential:
-    """The potential of one model: its energy with weight 1.
+    """Return the potential of one model: its energy with weight 1.
 
     >>> def energy(bias, x):
     ...     return bias @ x
@@ -175,7 +191,7 @@ def potential(energy: Energy, params: Params) -> Potential:
 
 @dataclass(frozen=True)
 class Conditioned:
-    """The joint energy of a generative model as that of its latents, given a row."""
+    """Energy of the latents of a generative model, given a row: the joint energy."""
 
     joint: Callable[..., Scalar]
 
@@ -185,12 +201,12 @@ class Conditioned:
 
 
 def check_energy(energy: Energy, params: Params, rows: State) -> None:
-    """Refuse an energy that does not give one number for one of `rows`."""
+    """Raise if `energy` does not return a scalar for one of `rows`."""
 
     def one(leaf):
-        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        kind = leaf.dtype if floats else jnp.result_type(float)
-        return jax.ShapeDtypeStruct(leaf.shape[1:], kind)
+        is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        dtype = leaf.dtype if is_floating else jnp.result_type(float)
+        return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
 
     x = jax.tree.map(one, rows)
     try:
@@ -198,28 +214,28 @@ def check_energy(energy: Energy, params: Params, rows: State) -> None:
     except (TypeError, ValueError, IndexError) as error:
         shapes = jax.tree.map(lambda leaf: leaf.shape, x)
         raise ValueError(
-            f"energy fails on one state, which has shape {shapes} here ({error}); the "
-            "leading axis is of rows or chains"
+            f"energy(params, x) must accept one state of shape {shapes}, got an error: "
+            f"{error}; the leading axis of x indexes rows or chains"
         ) from error
     if shape != ():
         raise ValueError(f"energy must return a scalar, got shape {shape}")
 
 
 def check_normalisable(energy: Energy, params: Params) -> None:
-    """Refuse parameters of a known model at which it has no partition function."""
-    told = closed_forms(energy).get("unnormalisable")
-    if told is not None and is_concrete(params) and (why := told(params)):
-        raise ValueError(f"the model has no partition function: {why}")
+    """Raise if the closed form `unnormalisable` reports an infinite integral."""
+    form = closed_forms(energy).get("unnormalisable")
+    if form is not None and is_concrete(params) and (reason := form(params)):
+        raise ValueError(f"the model has no partition function: {reason}")
 
 
 def unbounded(energy: Energy, params: Params, data: Data) -> str:
-    """What in the data leaves parameters without a finite estimate; "" if not known."""
+    """Describe which parameters have no finite estimate; "" if none are known."""
     form = closed_forms(energy).get("unbounded")
     return "" if form is None else form(params, data)
 
 
 def _combine(weights, terms):
-    # A plain sum and not a dot product: a constant weight of 1 then costs nothing.
+    # A sum instead of a dot product, so that XLA removes a constant weight of 1.
     weighted = [weights[i] * term for i, term in enumerate(terms)]
     return reduce(jnp.add, weighted)
 
@@ -239,7 +255,7 @@ def _flip_gaps(energy, params, x):
     def flipped(bit):
         return energy(params, unravel(flat.at[bit].set(1 - flat[bit])))
 
-    return energy(params, x) - for_each(flipped, flat.size)
+    return energy(params, x) - map_range(flipped, flat.size)
 
 
 def _mirror_gap(energy, params, x):
@@ -266,16 +282,17 @@ def _site_gaps(energy, params, x, *, num_states):
         site, letter = number // num_states, number % num_states
         return energy(params, unravel(flat.at[site].set(letter.astype(flat.dtype))))
 
-    others = for_each(changed, flat.size * num_states)
+    others = map_range(changed, flat.size * num_states)
     return energy(params, x) - others.reshape(flat.size, num_states)
 
 
-def for_each(function: Callable[[Array], Array], count: int) -> Array:
-    """`function` of 0 to `count` - 1.
+def map_range(function: Callable[[Array], Array], count: int) -> Array:
+    """Compute `function` of 0 to `count` - 1.
 
-    All at once if they are few; else a few at a time, with nothing kept for the
-    gradient, as memory would grow with the square of the size of a state.
+    A small count is vectorised. A large count is computed in batches of 8 and
+    recomputed for the gradient, because the memory of one batch of all neighbours would
+    grow with the square of the size of a state.
     """
-    if count <= AT_ONCE:
+    if count <= MAX_VECTORISED:
         return jax.vmap(function)(jnp.arange(count))
     return jax.lax.map(jax.checkpoint(function), jnp.arange(count), batch_size=8)

@@ -1,7 +1,7 @@
 """Recipes: frozen dataclasses that are pytrees.
 
-A recipe's numbers are traced, and its functions and sizes are `static()`, so a recipe
-can be rebuilt in a loop without compiling again.
+The numbers of a recipe are traced, and its functions and sizes are `static()`. A recipe
+can therefore be rebuilt with other numbers in a loop without compiling again.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ Class = TypeVar("Class", bound=type)
 
 
 def static(**options: Any) -> Any:
-    """A recipe's field that is part of the program: a function or a size, hashable.
+    """Declare a field of a recipe as static: a hashable function, size or string.
 
-    What is static is no leaf, and no number that can be traced:
+    A static field is part of the compiled program and not a leaf of the pytree:
 
     >>> @recipe
     ... class Ladder:
@@ -35,10 +35,9 @@ def static(**options: Any) -> Any:
 def recipe(cls: Class) -> Class:
     """Make `cls` a frozen dataclass and a pytree that compares by value.
 
-    Fields made with `static()` are compared and hashed with the tree structure; all
-    others are children, traced under `jit`. A Python number in a field annotated
-    `float` becomes a float, so that `1` and `1.0` are the same program; tracers pass
-    untouched.
+    Fields made with `static()` are part of the tree structure; all other fields are
+    children, which `jit` traces. A Python or NumPy number in a field annotated `float`
+    becomes a float, so that `1` and `1.0` share a program. Tracers are not converted.
 
     >>> @recipe
     ... class Ladder:
@@ -79,11 +78,11 @@ def recipe(cls: Class) -> Class:
 
 
 def _register(cls, fields):
-    """Make a class a pytree.
+    """Register a class as a pytree.
 
-    Not by `jax.tree_util.register_dataclass`: by jaxlib 0.10 the structures of two such
-    classes compare equal if their fields do, so that jit may run the program of one for
-    the other.
+    `jax.tree_util.register_dataclass` is not used, because in jaxlib 0.10 the tree
+    structures of two such classes compare equal if their fields do, and jit may then
+    run the program of one class for the other.
     """
     meta = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if not field.metadata.get("static")]
@@ -98,8 +97,8 @@ def _register(cls, fields):
         return list(zip(names, leaves, strict=True)), static
 
     def unflatten(static, leaves):
-        # Without `__post_init__`: jax also rebuilds recipes from objects that are not
-        # values, as in `jax.jit(f).lower(recipe)`.
+        # `__post_init__` is skipped because jax also rebuilds recipes from leaves that
+        # are not numbers, as in `jax.jit(f).lower(recipe)`.
         self = object.__new__(cls)
         vars(self).update(zip([*data, *meta], [*leaves, *static], strict=True))
         return self
@@ -108,14 +107,14 @@ def _register(cls, fields):
 
 
 def _hide_inherited(cls):
-    """Keep class attributes of an interface from becoming the defaults of fields."""
+    """Prevent class attributes of an interface from becoming defaults of fields."""
     for name in inspect.get_annotations(cls):
         if hasattr(cls, name) and name not in vars(cls):
             setattr(cls, name, dataclasses.field())
 
 
 def _check_fields(cls, fields):
-    """Raise if a field has the name of an inherited property, which cannot be set."""
+    """Raise if a field has the name of an inherited property, which has no setter."""
     for field in fields:
         if isinstance(getattr(cls, field.name, None), property):
             raise TypeError(

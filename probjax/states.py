@@ -1,6 +1,7 @@
-"""What states may be: bits, spins, letters or reals, with checks of each.
+"""Kinds of states: checks of bits and letters, and conversion to floats.
 
-Bits and letters are floating numbers inside, so that energies are functions of floats.
+Bits and letters are stored as floating numbers, so that energies are functions of
+floats.
 """
 
 import jax
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import (
-    at_once,
     check_count,
+    eager_evaluation,
     holds,
     is_concrete,
     is_on_host,
@@ -20,29 +21,29 @@ from probjax.types import Array, Float, State
 
 
 def num_sites(x: State) -> int:
-    """How many bits, or letters, a row of `x` has."""
+    """Return the number of sites (entries) of one row of `x`."""
     return sum(int(np.prod(np.shape(leaf)[1:])) for leaf in jax.tree.leaves(x))
 
 
 def binary(x: State) -> State:
-    """`x` as floating 0s and 1s; anything else in it is refused.
+    """Return `x` as floating arrays; raise if an entry is neither 0 nor 1.
 
-    Spins of -1 and 1 are refused too, as they may be a mistake: see `ising.bits`.
+    Spins -1 and 1 also raise: convert them with `ising.bits`.
     """
     if not holds(is_bit, x):
-        raise ValueError(f"a model of bits needs states of 0 and 1, got {_not_bits(x)}")
+        raise ValueError(f"states of bits must be 0 or 1, got {_not_bits(x)}")
     return jax.tree.map(floating, x)
 
 
 def _not_bits(x):
-    """What `x` holds in place of bits, and what to do about it."""
+    """Describe the entries of `x`, which are not bits, and the remedy."""
     if holds(is_spin, x):
-        return "spins of -1 and 1: convert them with ising.bits"
+        return "spins of -1 and 1; try ising.bits to convert them"
     if holds(is_whole, x):
-        return "other whole numbers: for letters use SiteChanges(num_states)"
+        return "other whole numbers; try SiteChanges(num_states) for letters"
     return (
-        "numbers that are not whole: continuous states are fitted by ScoreMatching, or "
-        "by MPF with connectivity=GaussianSteps(size), and drawn by HMC"
+        "numbers that are not whole; for continuous states try ScoreMatching, or MPF "
+        "with connectivity=GaussianSteps(size), to fit, and HMC to sample"
     )
 
 
@@ -57,24 +58,26 @@ def is_spin(value: Array) -> Array:
 
 
 def one_hot(x: Float[Array, " site"], num_states: int) -> Float[Array, "site letter"]:
-    """Each letter as a row with a 1 in its column, and 0 elsewhere."""
+    """One-hot encoding of the letters of one state."""
     columns = jnp.arange(num_states, dtype=x.dtype)
     return (x[:, None] == columns[None]).astype(x.dtype)
 
 
 def letters(x: State, *, num_states: int) -> State:
-    """`x` as floating letters 0 to `num_states` - 1; anything else in it is refused.
+    """Return `x` as floating arrays; raise if an entry is not 0 to `num_states` - 1.
 
-    One-hot states are refused too, as they may be a mistake: see `potts.letters`.
+    One-hot states also raise: convert them with `potts.letters`.
     """
     check_count("num_states", num_states, least=2)
     x = jax.tree.map(floating, x)
     if not holds(is_whole, x):
-        raise ValueError("letters must be whole numbers")
+        raise ValueError(
+            "letters must be whole numbers, got numbers that are not whole"
+        )
     for leaf in jax.tree.leaves(x):
         if not is_concrete(leaf):
             continue
-        with at_once():
+        with eager_evaluation():
             values = np.asarray(leaf) if is_on_host(leaf) else leaf
             low, high = int(values.min()), int(values.max())
             hot = values.ndim > 2 and values.shape[-1] == num_states
@@ -82,12 +85,12 @@ def letters(x: State, *, num_states: int) -> State:
         if low < 0 or high >= num_states:
             wrong = low if low < 0 else high
             raise ValueError(
-                f"{num_states} states per site are the letters 0 to {num_states - 1}, "
+                f"letters must be 0 to {num_states - 1} for num_states={num_states}, "
                 f"got {wrong}"
             )
         if hot and high <= 1:
             raise ValueError(
-                f"data of shape {jnp.shape(leaf)} look one-hot: convert them with "
-                "potts.letters"
+                f"letters must be whole numbers, got shape {jnp.shape(leaf)}, which "
+                "look one-hot; try potts.letters to convert them"
             )
     return x

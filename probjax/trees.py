@@ -1,10 +1,11 @@
-"""Helpers for arrays and trees of arrays: conversions, scaling, weighted means."""
+"""Helpers for arrays and trees of arrays: conversions, rows, scaling, means."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
@@ -12,19 +13,22 @@ from probjax.checks import is_concrete, is_on_host
 
 
 def floating(values: ArrayLike) -> Array:
-    """`values` as an array of floats: as they are if they are, else of the default."""
+    """Convert `values` to a floating array; floating dtypes are kept.
+
+    Other dtypes become the default floating dtype.
+    """
     values = as_array(values)
     is_floating = jnp.issubdtype(values.dtype, jnp.floating)
     return as_array(values, None if is_floating else jnp.result_type(float))
 
 
 def as_array(values: ArrayLike, dtype: Any = None) -> Array:
-    """`values` as an array of jax, as by `jnp.asarray` but without compiling anything.
+    """Convert `values` to a jax array like `jnp.asarray`, but compile nothing.
 
     >>> as_array([1, 2]).tolist()
     [1, 2]
     """
-    # Not by `in`: None equals the dtype float64.
+    # Not `dtype in (None, values.dtype)`: None == np.dtype("float64") is True.
     if isinstance(values, jax.Array) and (dtype is None or dtype == values.dtype):
         return values
     if is_concrete(values) and is_on_host(values):
@@ -33,26 +37,29 @@ def as_array(values: ArrayLike, dtype: Any = None) -> Array:
 
 
 def float_dtype(tree: PyTree) -> np.dtype:
-    """The floating dtype computations with `tree` are done in."""
-    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
-    kinds = [kind for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
-    return jnp.result_type(*kinds) if kinds else jnp.result_type(float)
+    """Return the promoted dtype of the floating leaves of `tree`.
+
+    Without floating leaves it is the default floating dtype.
+    """
+    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    return jnp.result_type(*dtypes) if dtypes else jnp.result_type(float)
 
 
 def weighted_mean(
     values: Float[Array, " row"], weights: Float[Array, " row"]
 ) -> Float[Array, ""]:
-    """sum_r w_r v_r / sum_r w_r, and 0 if nothing has weight."""
+    """Compute sum_r w_r v_r / sum_r w_r; 0 if all weights are 0."""
     total = weights.sum()
     return weights @ values / jnp.where(total > 0, total, 1)
 
 
-def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
-    """Convert every floating number in `tree` to the dtype `kind`."""
+def cast_floats(dtype: np.dtype, tree: PyTree) -> PyTree:
+    """Convert every floating leaf of `tree` to `dtype`."""
 
     def convert(leaf):
-        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        return as_array(leaf, kind) if floating else leaf
+        is_floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return as_array(leaf, dtype) if is_floating else leaf
 
     return jax.tree.map(convert, tree)
 
@@ -60,3 +67,18 @@ def of_kind(kind: np.dtype, tree: PyTree) -> PyTree:
 def scaled(scale: Float[Array, ""], tree: PyTree) -> PyTree:
     """Multiply every leaf by `scale`, in the dtype of the leaf."""
     return jax.tree.map(lambda leaf: scale.astype(leaf.dtype) * leaf, tree)
+
+
+def first_row(rows: PyTree) -> PyTree:
+    """Return the first entry of every leaf of `rows` along its leading axis."""
+    return jax.tree.map(lambda leaf: leaf[0], rows)
+
+
+def flat_rows(rows: PyTree) -> Float[Array, "row n"]:
+    """Flatten every row of `rows` to a vector, in the order of `ravel_pytree`."""
+    return jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
+
+
+def zeros_of(shapes: PyTree) -> PyTree:
+    """Return zeros of the shapes and dtypes that `jax.eval_shape` returned."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

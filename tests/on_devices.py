@@ -40,7 +40,7 @@ from probjax import (
 )
 from probjax.annealing import reverse_ais
 from probjax.data import blocks, unique_rows
-from probjax.devices import each, on_host, spread
+from probjax.devices import on_host, sharded_vmap, spread
 from probjax.fitting import uncertainty
 from probjax.runs import checkpoint
 from probjax.samplers.hmc import reduced_flip
@@ -73,7 +73,7 @@ def streams(found):
         keys = spread(
             mine(np.asarray(jax.random.key_data(jax.random.split(key(), 32))))
         )
-    draw = jax.jit(each(lambda words: numbers(jax.random.wrap_key_data(words))))
+    draw = jax.jit(sharded_vmap(lambda words: numbers(jax.random.wrap_key_data(words))))
     with jax.set_mesh(keys.sharding.mesh):
         found["streams"] = np.stack([*map(on_host, draw(keys))])
 
@@ -335,7 +335,7 @@ def refusals():
     """What does not divide evenly, where there is anything to divide."""
     if jax.device_count() == 1:
         return
-    with pytest.raises(ValueError, match="rows must divide evenly among"):
+    with pytest.raises(ValueError, match="rows must be a multiple of"):
         spread(np.zeros((ROWS + 1, 3)))
     counts = {"num_particles": 30 * 8 + 1, "num_steps": 2}
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))

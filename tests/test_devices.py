@@ -87,7 +87,7 @@ def test_chains_have_no_word_of_each_other(runs):
 
 
 def test_what_cannot_be_spread_is_refused_and_keys_can():
-    with pytest.raises(ValueError, match=r"as many, got arrays of lengths \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"one length, got arrays of lengths \[2, 3\]"):
         spread((np.ones(2), np.ones(3)))
     keys = jax.random.split(jax.random.key(0), 4)
     assert np.all(spread(keys) == keys)

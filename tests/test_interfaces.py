@@ -451,7 +451,7 @@ def test_a_minimal_connectivity_works_wherever_one_is_taken():
         loss(KEY, exclude, PARAMS, BITS[:2] * 0 + [[0, 1, 1], [0, 0, 1]])
     )
     masked = Data(BITS, mask=np.ones_like(BITS, bool))
-    with pytest.raises(ValueError, match="needs a connectivity of bits or letters"):
+    with pytest.raises(ValueError, match="must be one of bits or letters"):
         fit(KEY, flow, PARAMS, masked, num_rounds=2)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax.lanes import lazily, together
+from probjax.lanes import if_any, lazily
 
 
 def work(scale, x):
@@ -66,7 +66,7 @@ def test_together_is_all_lanes_or_none_in_any_number_of_vmaps():
         return x + shift
 
     def one(needed, x):
-        return together(counted, needed, x, 1.0)
+        return if_any(counted, needed, x, 1.0)
 
     x = np.arange(6.0).reshape(2, 3)
     twice = jax.jit(jax.vmap(jax.vmap(one)))

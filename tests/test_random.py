@@ -13,7 +13,7 @@ normal = jax.jit(random.normal, static_argnums=(1, 2))
 
 @pytest.fixture
 def keys(key):
-    return random.keys_of(key, 50)
+    return random.split_array(key, 50)
 
 
 def drawn(draw, shape):
@@ -34,7 +34,7 @@ def test_bits_are_those_of_jax(shape, key, keys):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_normals_come_in_any_shape_from_one_key_or_many(shape, key, keys):
-    one, many = drawn(random.normal, shape)(random.key_of(key, 3), keys)
+    one, many = drawn(random.normal, shape)(random.fold_in(key, 3), keys)
     assert many.shape == (50, *shape)
     assert many.dtype == np.float32
     np.testing.assert_allclose(np.asarray(many)[3], one, rtol=1e-6, atol=1e-7)
@@ -91,10 +91,12 @@ def test_keys_by_numpy_are_those_of_jax(key):
 
     folded, parts = theirs(key)
     for number, words in zip(NUMBERS, folded, strict=True):
-        found = jax.random.key_data(random.key_of(key, number))
+        found = jax.random.key_data(random.fold_in(key, number))
         np.testing.assert_array_equal(found, words)
-    np.testing.assert_array_equal(jax.random.key_data(random.keys_of(key, 3)), parts)
-    for part, words in zip(random.parts_of(key, 3), np.asarray(parts), strict=True):
+    np.testing.assert_array_equal(
+        jax.random.key_data(random.split_array(key, 3)), parts
+    )
+    for part, words in zip(random.split(key, 3), np.asarray(parts), strict=True):
         np.testing.assert_array_equal(jax.random.key_data(part), words)
 
 

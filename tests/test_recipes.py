@@ -56,7 +56,7 @@ from probjax.objectives import (
     Sparse,
 )
 from probjax.potential import potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 
@@ -281,7 +281,7 @@ def test_sampler_keeps_its_contract(sampler, key):
         start = jax.vmap(lambda x: sampler.init(key, model, x))(x)
         return start, jax.vmap(sampler.step, (0, None, 0))(keys, model, start)
 
-    start, (state, info) = begun_and_moved(keys_of(key, 2), x)
+    start, (state, info) = begun_and_moved(split_array(key, 2), x)
     chex.assert_trees_all_equal(start.x, x)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
     chex.assert_shape(info.accept, (2,))

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.annealing.schedule import Schedule
+from probjax.interfaces import Sampler
 from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import nearer
 from probjax.samplers.tuning import LENGTHS, Spread
 from probjax.trees import float_dtype
-from probjax.types import Array, Float, Info, Sampler, Scalar, State
+from probjax.types import Array, Float, Info, Scalar, State
 
 NUM_KNOTS = 40
 

@@ -43,19 +43,11 @@ from probjax.annealing.paths import Geometric, Path
 from probjax.annealing.pilot import MIN_PARTICLES, Pilot, make_schedule
 from probjax.annealing.schedule import Schedule, check_schedule
 from probjax.bases.checks import check_target
-from probjax.checks import check_count, check_key, check_role, warn
+from probjax.checks import check_count, check_interface, check_key, warn
 from probjax.devices import check_even
+from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Base,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    State,
-)
+from probjax.types import Array, ArrayLike, Energy, Params, PRNGKeyArray, State
 
 
 @driver
@@ -182,7 +174,7 @@ def ais_until(
             if length > most_steps:
                 return None
         settings = Settings(bridge, pilot, num_particles, length)
-        return forward_job(random.key_of(key, len(results)), settings)
+        return forward_job(random.fold_in(key, len(results)), settings)
 
     results = run_in_turn("ais_until", arguments, next_job, watch)
     annealed, length = results[-1], int(results[-1].schedule.length)
@@ -211,7 +203,7 @@ def check_run(
     check_count("num_particles", num_particles)
     check_even("num_particles", num_particles)
     check_count("num_steps", num_steps)
-    check_role("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
+    check_interface("path", bridge.path, Path, "Geometric()", home="probjax.annealing")
     betas = check_schedule(betas, num_steps)
     check_target(key, bridge.energy, bridge.params, bridge.base, bridge.sampler)
     return betas
@@ -259,9 +251,9 @@ class Settings(NamedTuple):
 
 def forward_job(key: PRNGKeyArray, settings: Settings) -> Job:
     """Return the job of a run from the base to the target."""
-    schedule_key, start_key, run_key = random.parts_of(key, 3)
-    start_keys = random.keys_of(start_key, settings.num_particles)
-    keys = random.keys_of(run_key, settings.num_particles)
+    schedule_key, start_key, run_key = random.split(key, 3)
+    start_keys = random.split_array(start_key, settings.num_particles)
+    keys = random.split_array(run_key, settings.num_particles)
 
     def begin():
         schedule = settings.make_schedule(schedule_key)
@@ -282,7 +274,7 @@ def reverse_job(
     Args:
         get_schedule: function that returns the schedule, called when the job begins.
     """
-    keys = random.keys_of(key, settings.num_particles)
+    keys = random.split_array(key, settings.num_particles)
     make_run = partial(settings.annealing_run, backwards=True)
 
     def begin():

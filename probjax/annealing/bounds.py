@@ -36,16 +36,15 @@ from probjax.annealing.pilot import Pilot
 from probjax.bases.checks import check_states
 from probjax.checks import check_key, holds, is_finite
 from probjax.data.rows import as_data, num_rows
+from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Watch, driver, run, run_in_turn
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
     Energy,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
@@ -152,7 +151,7 @@ def reverse_ais(
     count = num_rows(draws)
     arguments["betas"] = betas = check_run(key, bridge, count, num_steps, betas)
     arguments["x"] = x = check_states(sampler, base.prepare(draws.x))
-    schedule_key, _, run_key = random.parts_of(key, 3)
+    schedule_key, _, run_key = random.split(key, 3)
     settings = Settings(bridge, pilot, count, num_steps, betas)
     get_schedule = partial(settings.make_schedule, schedule_key)
     job = reverse_job(run_key, settings, x, get_schedule)
@@ -199,7 +198,7 @@ def sandwich(
     """
     arguments = dict(locals())
     check_key(key)
-    forward_key, reverse_key = random.parts_of(key, 2)
+    forward_key, reverse_key = random.split(key, 2)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     draws = _check_draws(x)
     num_draws = num_rows(draws)

@@ -11,17 +11,16 @@ from typing import Any
 from probjax import random
 from probjax.annealing.paths import Ends, Path
 from probjax.bases.checks import check_states
-from probjax.devices import each
+from probjax.devices import sharded_vmap
+from probjax.interfaces import Base, Sampler
 from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
-    Base,
     Energy,
     Float,
     Info,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,
@@ -46,7 +45,7 @@ class Bridge:
 
     def draw(self, keys: PRNGKeyArray) -> State:
         """Draw particles from the base."""
-        return check_states(self.sampler, each(self.base.sample)(keys))
+        return check_states(self.sampler, sharded_vmap(self.base.sample)(keys))
 
     def start(
         self, keys: PRNGKeyArray, x: State, sampler: Sampler, beta: Scalar
@@ -58,7 +57,7 @@ class Bridge:
             # All numbers of steps are smaller than this one.
             return sampler.init(random.fold_in(key, 2**31 - 1), model, x)
 
-        return each(one, (0, self.axes, 0))(keys, self.params, x)
+        return sharded_vmap(one, (0, self.axes, 0))(keys, self.params, x)
 
     def increments(
         self, states: Any, sampler: Sampler, here: Scalar, there: Scalar
@@ -69,7 +68,7 @@ class Bridge:
             ends = self.ends(params)
             return self.path.increment(ends, sampler, state, here, there)
 
-        return each(one, (0, self.axes))(states, self.params)
+        return sharded_vmap(one, (0, self.axes))(states, self.params)
 
     def offsets(self, x: State) -> Float[Array, " particle"]:
         """Compute base.energy(x) - E_0(x) for all particles."""
@@ -77,7 +76,7 @@ class Bridge:
         def one(x, params):
             return self.path.offset(self.ends(params), x)
 
-        return each(one, (0, self.axes))(x, self.params)
+        return sharded_vmap(one, (0, self.axes))(x, self.params)
 
     def step(
         self,
@@ -101,4 +100,4 @@ class Bridge:
             increment = self.path.increment(ends, sampler, state, here, there)
             return state, check_info(info), increment
 
-        return each(one, (0, self.axes, 0))(keys, self.params, states)
+        return sharded_vmap(one, (0, self.axes, 0))(keys, self.params, states)

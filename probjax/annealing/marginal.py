@@ -30,17 +30,16 @@ from probjax.checks import check_count, check_key
 from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Conditioned
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Data,
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
@@ -120,7 +119,7 @@ def marginal_log_likelihood(
     if chunk_size is None:
         chunk_size = max(1, MAX_PARTICLES // num_particles)
     check_count("chunk_size", chunk_size)
-    schedule_key, run_key = random.parts_of(key, 2)
+    schedule_key, run_key = random.split(key, 2)
     energy, count = Conditioned(joint), num_rows(data)
     check_target(schedule_key, energy, (params, _row(data.x, 0)), base, sampler)
     arguments["betas"] = betas = check_schedule(betas, num_steps)

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
-from probjax.types import Base, Energy, Params, Sampler, Scalar, State
+from probjax.types import Energy, Params, Scalar, State
 
 
 @recipe

@@ -129,7 +129,7 @@ def _schedule(key, bridge, pilot, num_steps, betas, num_particles, num_groups):
 def _pilot_run(key, bridge, adaptation, num_steps, num_particles):
     """Return the statistics, at all knots, of a pilot run of at least `num_steps`."""
     start_keys, keys = (
-        random.keys_of(part, num_particles) for part in random.parts_of(key, 2)
+        random.split_array(part, num_particles) for part in random.split(key, 2)
     )
     x = draw_particles(bridge, start_keys)
     last = np.asarray(-(-num_steps // NUM_KNOTS) * NUM_KNOTS, np.int32)

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_count, is_concrete
+from probjax.interfaces import Sampler
 from probjax.trees import as_array
-from probjax.types import Array, ArrayLike, Float, Sampler, Scalar
+from probjax.types import Array, ArrayLike, Float, Scalar
 
 SMALLEST_STEP = 1e-6
 

@@ -19,10 +19,11 @@ from probjax.apps.families import FAMILIES, Independent
 from probjax.apps.fitted_models import Model
 from probjax.diagnostics import goodness
 from probjax.exact.enumeration_blocks import LIMIT
+from probjax.interfaces import Objective
 from probjax.objectives.penalty import L1, L2
 from probjax.runs import storage
 from probjax.runs.npz import array_names
-from probjax.types import Objective, Params
+from probjax.types import Params
 
 WITH_HIDDEN = " or ".join(name for name, each in FAMILIES.items() if each.has_hidden)
 """Families with hidden units, for error messages."""

@@ -29,11 +29,11 @@ import numpy as np
 
 from probjax.apps import fitted_models
 from probjax.apps.families import FAMILIES, Family
+from probjax.interfaces import Objective, Penalty
 from probjax.models import hopfield, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.penalty import L2
 from probjax.objectives.pseudolikelihood import PseudoLikelihood
-from probjax.types import Objective, Penalty
 
 try:
     from sklearn.base import (

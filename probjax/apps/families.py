@@ -25,22 +25,14 @@ from probjax.apps.couplings import (
 )
 from probjax.bases import Bernoulli, Categorical
 from probjax.connectivity import BitFlips, SiteChanges
+from probjax.interfaces import Chart, Objective, Sampler
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.likelihood import MaximumLikelihood
 from probjax.objectives.pseudolikelihood import PseudoLikelihood
 from probjax.samplers import HeatBath
-from probjax.types import (
-    Chart,
-    Data,
-    Energy,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-)
+from probjax.types import Data, Energy, Params, PRNGKeyArray, Scalar
 
 Independent = Bernoulli | Categorical
 

@@ -25,8 +25,9 @@ from probjax.checks import check_count
 from probjax.exact.enumeration_blocks import digits
 from probjax.fitting.fit import fit
 from probjax.fitting.result import Fit
+from probjax.interfaces import Objective, Penalty
 from probjax.samplers import Draws, sample
-from probjax.types import Array, Data, Objective, Params, Penalty, PRNGKeyArray
+from probjax.types import Array, Data, Params, PRNGKeyArray
 
 MAX_LOG2_TERMS = 20
 """Base-2 logarithm of the largest number of states that is enumerated."""

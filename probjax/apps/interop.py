@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.lanes import together
+from probjax.interfaces import Sampler
+from probjax.lanes import if_any
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
 from probjax.samplers.sample import Draws
@@ -26,7 +27,6 @@ from probjax.types import (
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     State,
 )
 
@@ -166,7 +166,7 @@ class Blackjax(Sampler):
             return inner._replace(**_recomputed(self, key, potential, state.x, cached))
         # Values at weight 0 are all 0 and cannot be rescaled.
         lost = state.weights[0] == 0
-        fresh = together(_recomputed, lost, self, key, potential, state.x, cached)
+        fresh = if_any(_recomputed, lost, self, key, potential, state.x, cached)
         scale = potential.weights[0] / jnp.where(lost, 1, state.weights[0])
         return inner._replace(
             **jax.tree.map(lambda f, c: jnp.where(lost, f, scale * c), fresh, cached)

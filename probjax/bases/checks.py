@@ -6,18 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import check_role
+from probjax.checks import check_interface
+from probjax.interfaces import Base, Sampler
 from probjax.potential import Potential, check_energy, check_normalisable, potential
 from probjax.trees import float_dtype
-from probjax.types import Base, Energy, Params, PRNGKeyArray, Sampler, State
+from probjax.types import Energy, Params, PRNGKeyArray, State
 
 
 def check_target(
     key: PRNGKeyArray, energy: Energy, params: Params, base: Base, sampler: Sampler
 ) -> None:
     """Raise if a model, a base and a sampler do not have the same kind of states."""
-    check_role("base", base, Base, "Gaussian(10)")
-    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("base", base, Base, "Gaussian(10)")
+    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_normalisable(energy, params)
     if not _is_same_kind(base, sampler):
         raise ValueError(_mismatch(base, sampler))

@@ -20,12 +20,12 @@ from jax.scipy.special import gammaln
 
 from probjax import random
 from probjax.checks import check_count, holds, is_finite, namespace
+from probjax.interfaces import Base
 from probjax.recipe import recipe, static
 from probjax.trees import floating
 from probjax.types import (
     Array,
     ArrayLike,
-    Base,
     Domain,
     Float,
     PRNGKeyArray,

@@ -17,10 +17,11 @@ from jax.scipy.special import logsumexp
 from probjax import random
 from probjax.bases.continuous import check_entries, check_size, per_entry
 from probjax.checks import check_count, holds, is_finite
+from probjax.interfaces import Base
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, one_hot
-from probjax.types import Array, ArrayLike, Base, Domain, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Domain, Float, PRNGKeyArray, Scalar
 
 
 def _bit_gaps(base: "Bernoulli", x: Array) -> Array:

@@ -1,13 +1,13 @@
-"""Which states exchange probability with a state: the function g of the flow.
+"""Connectivities: the function g, which defines the neighbours of a state.
 
-A connectivity names the neighbours x' of one state x. All that the discrete side of the
-library needs of them is their gap,
+Probability flows from a state x to its neighbours x'. Objectives use a neighbour only
+through its gap,
 
     gap = E(x) - E(x') + log g(x|x') - log g(x'|x),
 
-so that exp(gap / 2) is the rate of flow from x to x'. Neighbours that are all visited
-have weight 1 and are summed; neighbours that are drawn have weight 1/k and are
-averaged.
+so that exp(gap / 2) is the rate of flow from x to x'. If all neighbours are listed,
+each has weight 1 and the flow is their sum; if k neighbours are drawn, each has weight
+1/k and the flow is their average.
 
 Reference: thesis, "Choosing the Connectivity Function g", "Sampling the Connectivity
 Function g_ij" and "Continuous State Spaces".

@@ -1,10 +1,11 @@
 """Discrete states: neighbours that differ within one block of sites.
 
-    g(x', x) = number of blocks that hold every site at which x and x' differ
+    g(x', x) = number of blocks that contain every site at which x and x' differ
 
-Blocks may overlap: a state that differs at sites of several blocks is listed once for
-each, from either side, so neighbours are mutual. The configurations of one block
-exclude each other, which is what its conditional given the rest is made of.
+Blocks may overlap. A state whose differences lie in several blocks is listed once for
+each of these blocks, and so is x among the neighbours of x', so that g is symmetric.
+The configurations of one block exclude each other; they define the conditional
+distribution of the block given the other sites.
 """
 
 from collections.abc import Iterable
@@ -19,12 +20,13 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
-from probjax.potential import Potential, for_each
+from probjax.interfaces import Connectivity
+from probjax.potential import Potential, map_range
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
-from probjax.types import Connectivity, Domain, Gaps, Neighbours, State
+from probjax.types import Domain, Gaps, Neighbours, State
 
-LIMIT = 2**16
+MAX_CONFIGURATIONS = 2**16
 
 Blocks = tuple[tuple[int, ...], ...]
 
@@ -33,16 +35,16 @@ Blocks = tuple[tuple[int, ...], ...]
 class BlockChanges(Connectivity):
     """Every state with another configuration of `num_states` letters in one block.
 
-    They are listed by block and then by configuration, in the order in which
-    `itertools.product` counts. A block's own configuration keeps its place in that
-    table, with weight 0, as do the places that a smaller block leaves empty.
+    Neighbours are listed by block and then by configuration, in the order of
+    `itertools.product`. The current configuration of a block is listed too, with weight
+    0. Blocks that are smaller than the largest one are padded with entries of weight 0.
 
-    For pairs of bits, gaps are made of those of single flips where these are known in
-    closed form; else each is one evaluation of the energy.
+    For pairs of bits, gaps are computed from gaps of single flips if these have a
+    closed form. Otherwise each gap costs one evaluation of the energy.
 
     Args:
-        blocks: the sites of each, numbered as in `ravel(x)`.
-        num_states: letters of a site; with 2, states are bits.
+        blocks: the sites of each block, numbered as in `ravel(x)`.
+        num_states: number of letters of a site; with 2, states are bits.
 
     >>> near = BlockChanges([(0, 2)]).states(jnp.array([0.0, 1.0, 0.0]), ())
     >>> near.x.tolist()
@@ -71,7 +73,7 @@ class BlockChanges(Connectivity):
         for block in self.blocks:
             if not 0 <= min(block) <= max(block) < size:
                 raise ValueError(
-                    f"blocks must be of the sites 0 to {size - 1}, got {block}"
+                    f"blocks must contain sites 0 to {size - 1}, got {block}"
                 )
         if self.num_states == 2:
             return binary(x)
@@ -87,10 +89,14 @@ class BlockChanges(Connectivity):
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         flat, unravel = ravel_pytree(x)
         weight = self._weight(flat)
-        if self.num_states == 2 and self._width <= 2 and potential.knows("flip_gaps"):
+        if (
+            self.num_states == 2
+            and self._width <= 2
+            and potential.has_closed_form("flip_gaps")
+        ):
             return Gaps(self._gaps_by_flips(potential, x), weight)
         change = self._changes(flat)
-        near = for_each(lambda number: potential(unravel(change(number))), weight.size)
+        near = map_range(lambda number: potential(unravel(change(number))), weight.size)
         return Gaps(potential(x) - near.reshape(weight.shape), weight)
 
     @property
@@ -101,7 +107,7 @@ class BlockChanges(Connectivity):
         return _words(self._width, self.num_states)
 
     def _changes(self, flat):
-        """A function of a neighbour's number: the neighbour of `flat`."""
+        """Return a function of a number: the neighbour of `flat` with that number."""
         sites = jnp.asarray(_padded(self.blocks, flat.size))
         words = jnp.asarray(self._configurations(), flat.dtype)
 
@@ -111,40 +117,42 @@ class BlockChanges(Connectivity):
 
         return change
 
-    def _turned(self, flat):
-        """Which sites each configuration changes, `(block, configuration, site)`."""
+    def _changed_sites(self, flat):
+        """Whether a configuration changes a site, `(block, configuration, site)`."""
         sites = _padded(self.blocks, flat.size)
-        held = flat.at[sites].get(mode="clip")
+        current = flat.at[sites].get(mode="clip")
         words = jnp.asarray(self._configurations(), flat.dtype)
-        return (words[None] != held[:, None]) & (sites < flat.size)[:, None]
+        return (words[None] != current[:, None]) & (sites < flat.size)[:, None]
 
     def _weight(self, flat):
         lengths = np.array([len(block) for block in self.blocks])
-        room = np.arange(len(self._configurations()))
-        real = room[None] < self.num_states ** lengths[:, None]
-        return (self._turned(flat).any(-1) & real).astype(flat.dtype)
+        numbers = np.arange(len(self._configurations()))
+        exists = numbers[None] < self.num_states ** lengths[:, None]
+        return (self._changed_sites(flat).any(-1) & exists).astype(flat.dtype)
 
     def _gaps_by_flips(self, potential, x):
         flat, unravel = ravel_pytree(x)
         first, last = _padded(self.blocks, flat.size)[:, [0, -1]].T
-        turned = self._turned(flat)
-        alone = potential.flip_gaps(x)
-        gap_last = alone[last][:, None]
+        changed = self._changed_sites(flat)
+        single = potential.flip_gaps(x)
+        gap_last = single[last][:, None]
         if self._width == 1:
-            return jnp.where(turned[..., 0], gap_last, 0)
+            return jnp.where(changed[..., 0], gap_last, 0)
 
-        # E(x) - E(both flipped) is the first one's gap and the last one's after it.
+        # E(x) - E(x with both flipped) is the gap of the first flip at x, plus that of
+        # the last flip at x with the first flipped.
         flipped = jax.vmap(unravel)(flat[None] + jnp.diag(1 - 2 * flat))
-        after = jax.vmap(potential.flip_gaps)(flipped)
-        both = after.at[first, last].get(mode="clip")[:, None]
-        gap_first = alone.at[first].get(mode="clip")[:, None]
-        gap_last = jnp.where(turned[..., 0], both, gap_last)
-        change_first = jnp.where(turned[..., 0], gap_first, 0)
-        return change_first + jnp.where(turned[..., 1], gap_last, 0)
+        second = jax.vmap(potential.flip_gaps)(flipped)
+        gap_second = second.at[first, last].get(mode="clip")[:, None]
+        gap_first = single.at[first].get(mode="clip")[:, None]
+        gap_last = jnp.where(changed[..., 0], gap_second, gap_last)
+        return jnp.where(changed[..., 0], gap_first, 0) + jnp.where(
+            changed[..., 1], gap_last, 0
+        )
 
 
 def pairs(size: int) -> Blocks:
-    """All pairs of sites, as blocks.
+    """Return all pairs of sites, as blocks.
 
     >>> pairs(3)
     ((0, 1), (0, 2), (1, 2))
@@ -153,7 +161,7 @@ def pairs(size: int) -> Blocks:
 
 
 def as_blocks(blocks: Iterable[Iterable[int]]) -> Blocks:
-    """`blocks` as tuples, which can be part of a program."""
+    """Convert `blocks` to tuples of ints, which are hashable."""
     return tuple(tuple(index(site) for site in block) for block in blocks)
 
 
@@ -163,19 +171,19 @@ def _check(blocks, num_states):
     for block in blocks:
         if len(set(block)) < len(block):
             raise ValueError(f"the sites of a block must be distinct, got {block}")
-        if num_states ** len(block) > LIMIT:
+        if num_states ** len(block) > MAX_CONFIGURATIONS:
             raise ValueError(
-                f"a block must have at most {LIMIT} configurations, "
+                f"a block must have at most {MAX_CONFIGURATIONS} configurations, "
                 f"got {num_states}**{len(block)}"
             )
 
 
 @cache
 def _padded(blocks: Blocks, size: int) -> np.ndarray:
-    """The sites of each block, after as many that do not exist as make them equal."""
+    """Sites of each block, padded in front with the index `size`, which has no site."""
     width = max(map(len, blocks))
     rows = [(size,) * (width - len(block)) + block for block in blocks]
-    # Of one kind whether or not 64 bits are enabled, as jax remembers such constants.
+    # An explicit dtype, because jax caches the constant whether or not x64 is enabled.
     return np.array(rows, np.int32)
 
 

@@ -2,11 +2,11 @@
 
     g(x', x) = 1 if x and x' differ in one bit (in at most `radius` bits; in all bits)
 
-Two flips one after the other are two gaps added,
+The gap of two flips is the sum of two gaps of single flips,
 
     E(x) - E(x with i and j flipped) = gap_i(x) + gap_j(x with i flipped),
 
-so where the gaps of single flips are known in closed form those of pairs are cheap too.
+so if single flips have a closed form, the gaps of pairs are cheap too.
 
 Reference: thesis, "Ising Model", eq. g_ij_ising, and the appendix "MPF objective
 function for an Ising model".
@@ -23,13 +23,13 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, num_sites
 from probjax.types import (
     Array,
     ArrayLike,
-    Connectivity,
     Domain,
     Gaps,
     Neighbours,
@@ -40,10 +40,10 @@ from probjax.types import (
 
 @recipe
 class BitFlips(Connectivity):
-    """Every state that differs from a binary state in one bit, or in up to `radius`.
+    """Every state that differs from a binary state in 1 to `radius` bits.
 
-    Those that differ in one bit come first, in the order of `ravel(x)`, then those that
-    differ in two, by their first and then their second bit.
+    States that differ in one bit come first, in the order of `ravel(x)`, then those
+    that differ in two bits, ordered by the first and then by the second bit, and so on.
 
     >>> BitFlips().states(jnp.array([0.0, 1.0]), ()).x.tolist()
     [[1.0, 1.0], [0.0, 0.0]]
@@ -57,9 +57,6 @@ class BitFlips(Connectivity):
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         if self.radius > (size := num_sites(x)):
@@ -79,7 +76,7 @@ class BitFlips(Connectivity):
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         if self.radius == 1:
             gap = potential.flip_gaps(x)
-        elif self.radius == 2 and potential.knows("flip_gaps"):
+        elif self.radius == 2 and potential.has_closed_form("flip_gaps"):
             gap = _pair_gaps(potential, x)
         else:
             return super().gaps(potential, x, moves)
@@ -88,10 +85,12 @@ class BitFlips(Connectivity):
 
 @recipe
 class RandomFlips(Connectivity):
-    """`num_draws` states that differ in `num_bits` random bits, anew at every refresh.
+    """`num_draws` states that differ in `num_bits` random bits, redrawn at each
+    refresh.
 
-    They are averaged, so the flow is 1 / C(d, num_bits) of that to all such states, on
-    average. States drawn together differ in other bits as far as there are enough.
+    The flow is averaged over the draws, so its mean is that to all such states divided
+    by their number, C(d, num_bits). The draws of one refresh flip disjoint sets of bits
+    as far as there are enough bits.
 
     >>> flips, x = RandomFlips(3, num_bits=2), jnp.zeros(5)
     >>> near = flips.states(x, flips.draw(jax.random.key(0), None, x))
@@ -110,9 +109,6 @@ class RandomFlips(Connectivity):
     def domain(self) -> Domain:
         return "bits"
 
-    def num_letters(self) -> int:
-        return 2
-
     def prepare(self, x: State) -> State:
         size = num_sites(x)
         if self.num_bits > size:
@@ -129,10 +125,11 @@ class RandomFlips(Connectivity):
 
     def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> Array:
         size = ravel_pytree(x)[0].size
-        together = size // self.num_bits
-        keys = jax.random.split(key, -(-self.num_draws // together))
+        # A permutation of the bits is cut into disjoint sets.
+        num_sets = size // self.num_bits
+        keys = jax.random.split(key, -(-self.num_draws // num_sets))
         order = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
-        bits = order[:, : together * self.num_bits].reshape(-1, self.num_bits)
+        bits = order[:, : num_sets * self.num_bits].reshape(-1, self.num_bits)
         return bits[: self.num_draws]
 
     def states(self, x: State, moves: Array) -> Neighbours:
@@ -140,7 +137,7 @@ class RandomFlips(Connectivity):
         return near._replace(weight=near.weight / self.num_draws)
 
     def gaps(self, potential: Potential, x: State, moves: Array) -> Gaps:
-        if self.num_bits == 1 and potential.knows("flip_gaps"):
+        if self.num_bits == 1 and potential.has_closed_form("flip_gaps"):
             gap = potential.flip_gaps(x)[moves[:, 0]]
             return Gaps(gap, jnp.full_like(gap, 1 / self.num_draws))
         return super().gaps(potential, x, moves)
@@ -148,16 +145,14 @@ class RandomFlips(Connectivity):
 
 @recipe
 class OneFlip(Connectivity):
-    """The one state that differs from a binary state in a given bit."""
+    """The state in which one given bit of a binary state is flipped."""
 
     bit: ArrayLike
+    """Index of the bit in `ravel(x)`."""
 
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
@@ -172,10 +167,10 @@ class OneFlip(Connectivity):
 
 @recipe
 class AllFlips(Connectivity):
-    """The one state that differs from a binary state in every bit.
+    """The state in which every bit of a binary state is flipped.
 
-    Joined to `BitFlips` it lets the flow see the far side of the state space, which
-    matters where activity is sparse.
+    Joined to `BitFlips`, it adds a neighbour far from the data, which helps if few bits
+    are 1.
 
     >>> AllFlips().states(jnp.array([0.0, 1.0, 1.0]), ()).x.tolist()
     [[1.0, 0.0, 0.0]]
@@ -184,9 +179,6 @@ class AllFlips(Connectivity):
     @property
     def domain(self) -> Domain:
         return "bits"
-
-    def num_letters(self) -> int:
-        return 2
 
     def prepare(self, x: State) -> State:
         return binary(x)
@@ -201,19 +193,20 @@ class AllFlips(Connectivity):
 
 
 def _flipped(x, bits):
-    """The states in which each set of `bits` is flipped, of shape `(k, count)`."""
+    """States in which each row of `bits`, of shape `(k, count)`, is flipped."""
     flat, unravel = ravel_pytree(x)
     return jax.vmap(lambda which: unravel(flat.at[which].set(1 - flat[which])))(bits)
 
 
 @cache
 def _subsets(size: int, count: int) -> np.ndarray:
-    # Of one kind whether or not 64 bits are enabled, as jax remembers such constants.
+    # An explicit dtype, because jax caches the constant whether or not x64 is enabled.
     return np.array(list(combinations(range(size), count)), np.int32)
 
 
 def _pair_gaps(potential, x):
-    first = potential.flip_gaps(x)
-    rows, columns = _subsets(first.size, 2).T
-    after = jax.vmap(potential.flip_gaps)(_flipped(x, _subsets(first.size, 1)))
-    return jnp.concatenate([first, first[rows] + after[rows, columns]])
+    """Gaps of all single flips and then of all pairs of flips."""
+    single = potential.flip_gaps(x)
+    first, second = _subsets(single.size, 2).T
+    after = jax.vmap(potential.flip_gaps)(_flipped(x, _subsets(single.size, 1)))
+    return jnp.concatenate([single, single[first] + after[first, second]])

@@ -1,10 +1,10 @@
-"""Connectivities made of functions, and of other connectivities.
+"""Connectivities defined by functions, and unions of connectivities.
 
-    Listed: g(x'|x) = 1 for every x' that a function lists, which must be mutual
-    Proposal: x' ~ g(.|x), any distribution that can be drawn from and evaluated
+    Listed: g(x'|x) = 1 for every x' that a function lists; g must be symmetric
+    Proposal: x' ~ g(.|x), any distribution that can be sampled and evaluated
 
-A proposal's flow, g(x'|x) (g(x|x') / g(x'|x))^(1/2) exp((E(x) - E(x')) / 2), is an
-average over its draws, and only the ratio of its densities matters.
+The flow of a proposal, g(x'|x) (g(x|x') / g(x'|x))^(1/2) exp((E(x) - E(x')) / 2), is
+averaged over its draws, so that only the ratio of the two densities is evaluated.
 
 Reference: thesis, "Sampling the Connectivity Function g_ij", eq. Gammaij.
 """
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once, check_count, check_parts, is_concrete
+from probjax.checks import check_count, check_parts, eager_evaluation, is_concrete
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype, floating
+from probjax.trees import first_row, flat_rows, float_dtype, floating
 from probjax.types import (
     Array,
-    Connectivity,
     Domain,
     Gaps,
     Neighbours,
@@ -38,7 +38,7 @@ CHECKED_NEIGHBOURS = 8
 
 
 def visited(x: State) -> Neighbours:
-    """All states along the leading axis of `x`, as neighbours that count 1 each."""
+    """Return the states along the leading axis of `x` as neighbours of weight 1."""
     leaves = jax.tree.leaves(x)
     zeros = jnp.zeros(len(leaves[0]), float_dtype(x))
     return Neighbours(x, zeros, zeros + 1)
@@ -48,8 +48,8 @@ def visited(x: State) -> Neighbours:
 class Listed(Connectivity):
     """The states that `neighbours(x)` lists, leaves with a leading axis of neighbours.
 
-    Neighbours must be mutual: a state lists each of its neighbours as often as it is
-    listed by it. Some neighbours of the first rows of the data are tried for that.
+    Neighbours must be mutual: x lists x' as often as x' lists x. `prepare` checks this
+    for some neighbours of the first rows of the data.
 
     >>> def turns(x):
     ...     return jnp.stack([jnp.roll(x, 1), jnp.roll(x, -1)])
@@ -61,15 +61,16 @@ class Listed(Connectivity):
 
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
-        _check_states("neighbours", jax.eval_shape(self.neighbours, _first(x)), x)
+        _check_states("neighbours", jax.eval_shape(self.neighbours, first_row(x)), x)
         if is_concrete(x):
             few = jax.tree.map(lambda rows: rows[:CHECKED_ROWS], x)
-            with at_once():
+            with eager_evaluation():
                 mutual = bool(_are_mutual(self.neighbours, few))
             if not mutual:
                 raise ValueError(
-                    "neighbours must be mutual, but a row has a neighbour that does "
-                    "not list it as often: list both ways, or use a Proposal"
+                    "neighbours must be mutual, got a row that is not listed by its "
+                    "neighbour as often as it lists that neighbour; try to list both "
+                    "directions, or a Proposal"
                 )
         return x
 
@@ -79,13 +80,18 @@ class Listed(Connectivity):
 
 @recipe
 class Proposal(Connectivity):
-    """`num_draws` states drawn from a distribution g(.|x) of any kind.
+    """`num_draws` states drawn from any proposal distribution g(.|x).
 
-    `propose(key, args, x)` draws one; `log_density(args, x_new, x)` is its
-    log g(x_new|x), to within a constant that depends on neither. Where one state can
-    be drawn from the other, the other must be drawn from the one.
+    If x' can be drawn from x, then x must be possible to draw from x'.
 
-    Among draws of the model itself all gaps vanish:
+    Args:
+        propose: `propose(key, args, x)` draws one state.
+        log_density: `log_density(args, x_new, x)` is log g(x_new|x), up to a constant
+            that depends on neither state.
+        args: arguments of both functions, traced.
+        num_draws: number of states drawn, over which the flow is averaged.
+
+    If the proposal draws from the model itself, all gaps vanish:
 
     >>> from probjax.potential import potential
     >>> def energy(scale, x):
@@ -111,7 +117,7 @@ class Proposal(Connectivity):
 
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
-        key, first = jax.random.key(0), _first(x)
+        key, first = jax.random.key(0), first_row(x)
         drawn = jax.eval_shape(lambda: self.draw(key, None, first))
         _check_states("propose's draws", drawn, x)
         shape = jax.eval_shape(self.log_density, self.args, first, first).shape
@@ -127,34 +133,34 @@ class Proposal(Connectivity):
         return jax.lax.stop_gradient(drawn)
 
     def states(self, x: State, moves: State) -> Neighbours:
-        there = jax.vmap(lambda x_new: self.log_density(self.args, x_new, x))(moves)
-        back = jax.vmap(lambda x_new: self.log_density(self.args, x, x_new))(moves)
-        share = jnp.full_like(there, 1 / self.num_draws)
-        return Neighbours(moves, back - there, share)
+        forward = jax.vmap(lambda x_new: self.log_density(self.args, x_new, x))(moves)
+        reverse = jax.vmap(lambda x_new: self.log_density(self.args, x, x_new))(moves)
+        weight = jnp.full_like(forward, 1 / self.num_draws)
+        return Neighbours(moves, reverse - forward, weight)
 
     def _check(self, rows):
-        """Try a few draws."""
+        """Raise if a draw from one of `rows` has a density of 0 in either direction."""
         count = len(jax.tree.leaves(rows)[0])
         keys = jax.random.split(jax.random.key(0), count)
-        with at_once():
-            there, back = _try_out(self, keys, rows)
-            there_is_finite = bool(jnp.isfinite(there).all())
-            back_is_finite = bool(jnp.isfinite(back).all())
-        if not there_is_finite:
+        with eager_evaluation():
+            forward, reverse = _draw_densities(self, keys, rows)
+            forward_is_finite = bool(jnp.isfinite(forward).all())
+            reverse_is_finite = bool(jnp.isfinite(reverse).all())
+        if not forward_is_finite:
             raise ValueError(
                 "log_density(args, x_new, x) must be finite for every x_new that "
-                "propose draws, but it is not for some"
+                "propose draws, got a value that is not finite"
             )
-        if not back_is_finite:
+        if not reverse_is_finite:
             raise ValueError(
-                "a proposal must be reversible: log_density(args, x, x_new) is not "
-                "finite for some x_new drawn from x, so that nothing would flow there"
+                "a proposal must be reversible, got a log_density(args, x, x_new) that "
+                "is not finite for an x_new drawn from x, so that its flow is 0"
             )
 
 
 @recipe
 class Joined(Connectivity):
-    """The neighbours of every member together, a state reached twice counted twice.
+    """Union of the neighbours of all members; a state listed twice counts twice.
 
     >>> from probjax.connectivity import AllFlips, BitFlips
     >>> both = Joined((BitFlips(), AllFlips()))
@@ -196,51 +202,52 @@ class Joined(Connectivity):
         return jax.tree.map(lambda *g: jnp.concatenate([p.ravel() for p in g]), *parts)
 
     def _pairs(self, moves):
-        # Deterministic members have no moves, and () stands for all of theirs.
+        # `moves` is () if all members are deterministic.
         moves = moves or ((),) * len(self.members)
         return zip(self.members, moves, strict=True)
 
 
 @jax.jit
-def _try_out(proposal: Proposal, keys: Array, rows: State) -> tuple[Array, Array]:
-    """Log densities of draws from the rows, there and back."""
+def _draw_densities(
+    proposal: Proposal, keys: Array, rows: State
+) -> tuple[Array, Array]:
+    """Log densities of one draw from each row, and of the reverse moves."""
 
     def one(key, x):
         x_new = proposal.propose(key, proposal.args, x)
-        there = proposal.log_density(proposal.args, x_new, x)
-        return there, proposal.log_density(proposal.args, x, x_new)
+        forward = proposal.log_density(proposal.args, x_new, x)
+        return forward, proposal.log_density(proposal.args, x, x_new)
 
     return jax.vmap(one)(keys, rows)
 
 
 @partial(jax.jit, static_argnums=0)
 def _are_mutual(function: Callable[[State], State], rows: State) -> Array:
-    def count(x, of):
-        listed = jax.vmap(lambda state: ravel_pytree(state)[0])(function(of))
-        return jnp.isclose(listed, ravel_pytree(x)[0][None]).all(1).sum()
+    """Whether some neighbours of each row list the row as often as it lists them."""
+
+    def count(y, x):
+        """Number of times that y is among the neighbours of x."""
+        listed = flat_rows(function(x))
+        return jnp.isclose(listed, ravel_pytree(y)[0][None]).all(1).sum()
 
     def one(x):
         near = function(x)
         total = len(jax.tree.leaves(near)[0])
         some = np.unique(np.linspace(0, total - 1, CHECKED_NEIGHBOURS).astype(np.int32))
         near = jax.tree.map(lambda leaf: leaf[some], near)
-        there = jax.vmap(lambda y: count(y, x))(near)
-        back = jax.lax.map(lambda y: count(x, y), near)
-        return jnp.all(there == back)
+        forward = jax.vmap(lambda y: count(y, x))(near)
+        reverse = jax.lax.map(lambda y: count(x, y), near)
+        return jnp.all(forward == reverse)
 
     return jax.lax.map(one, rows).all()
 
 
-def _first(rows):
-    return jax.tree.map(lambda leaf: leaf[0], rows)
-
-
 def _check_states(name, found, rows):
-    """Refuse what is not states like those of `rows`, with a leading axis."""
+    """Raise if `found` are not states like `rows`, with a leading axis."""
     shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], rows)
     others = jax.tree.map(lambda leaf: leaf.shape[1:], found)
     if shapes != others or any(not leaf.shape for leaf in jax.tree.leaves(found)):
         raise ValueError(
             f"{name} must be states like those of the data, of shape {shapes}, with a "
-            f"leading axis, got {jax.tree.map(lambda leaf: leaf.shape, found)}"
+            f"leading axis, got shape {jax.tree.map(lambda leaf: leaf.shape, found)}"
         )

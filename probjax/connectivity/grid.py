@@ -2,9 +2,9 @@
 
     integral of exp(-E(x with x_n = u)) du = sum_k w_k exp(-E(x with x_n = u_k)),
 
-u_k and w_k the nodes and weights of Gauss and Legendre between two bounds. These are no
-neighbours to exchange probability with, but what a site might have been: the
-pseudolikelihood of continuous states is made of them.
+where u_k and w_k are the nodes and weights of Gauss-Legendre quadrature between two
+bounds. The states on the grid do not exchange probability with x; they are alternative
+values of a site, from which the pseudolikelihood of continuous states is computed.
 """
 
 import jax
@@ -12,21 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once, check_count, is_concrete
+from probjax.checks import check_count, eager_evaluation, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
-from probjax.potential import Potential, for_each
+from probjax.interfaces import Connectivity
+from probjax.potential import Potential, map_range
 from probjax.recipe import recipe, static
-from probjax.trees import floating
-from probjax.types import ArrayLike, Connectivity, Domain, Gaps, Neighbours, State
+from probjax.trees import flat_rows, floating
+from probjax.types import ArrayLike, Domain, Gaps, Neighbours, State
 
 
 @recipe
 class SiteGrid(Connectivity):
-    """Every state with one site at a node between `lower` and `upper`.
+    """Every state with one site at a quadrature node between `lower` and `upper`.
 
-    They are listed by site and then by node, and weigh what the node does. The bounds
-    are one number for all sites, or one for each.
+    States are listed by site and then by node; their weights are those of the nodes.
+
+    Args:
+        lower: lower bounds, one number for all sites or one for each.
+        upper: upper bounds, likewise.
+        num_points: number of nodes for each site.
     """
 
     lower: ArrayLike
@@ -38,8 +43,8 @@ class SiteGrid(Connectivity):
         bounds = (self.lower, self.upper)
         if is_concrete(bounds) and not all(np.isfinite(b).all() for b in bounds):
             raise ValueError(
-                f"bounds must be finite to be integrated over, got {self.lower} and "
-                f"{self.upper}"
+                f"lower and upper must be finite, because conditional densities are "
+                f"integrated between them, got {self.lower} and {self.upper}"
             )
         if is_concrete(bounds) and not np.all(np.less(*bounds)):
             raise ValueError(
@@ -53,13 +58,13 @@ class SiteGrid(Connectivity):
     def prepare(self, x: State) -> State:
         x = jax.tree.map(floating, x)
         if is_concrete((x, self)):
-            with at_once():
-                rows = on_host(jax.vmap(lambda row: ravel_pytree(row)[0])(x))
+            with eager_evaluation():
+                rows = on_host(flat_rows(x))
             inside = (np.asarray(self.lower) <= rows) & (rows <= np.asarray(self.upper))
             if not inside.all():
                 raise ValueError(
-                    "data must lie between lower and upper, where conditionals are "
-                    f"integrated, got {rows[~inside][0]}"
+                    "data must lie between lower and upper, the range of integration, "
+                    f"got {rows[~inside][0]}"
                 )
         return x
 
@@ -79,11 +84,11 @@ class SiteGrid(Connectivity):
             site, node = number // self.num_points, number % self.num_points
             return potential(unravel(flat.at[site].set(nodes[site, node])))
 
-        energies = for_each(moved, flat.size * self.num_points)
+        energies = map_range(moved, flat.size * self.num_points)
         return Gaps(potential(x) - energies.reshape(nodes.shape), weights)
 
     def _nodes(self, flat):
-        """Where each site is moved to, and the weights, of shape `(site, node)`."""
+        """Nodes of each site, `(site, node)`, and their weights."""
         points, weights = np.polynomial.legendre.leggauss(self.num_points)
         lower, upper = (
             jnp.broadcast_to(jnp.asarray(bound, flat.dtype), flat.shape)[:, None]

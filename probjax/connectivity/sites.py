@@ -2,8 +2,8 @@
 
     g(x', x) = 1 if x and x' in {0, ..., q-1}^d differ at one site
 
-Letters are floats inside, as bits are. The neighbours at one site exclude each other,
-which is what the pseudolikelihood of a site is made of.
+Letters are stored as floats, like bits. The neighbours at one site exclude each other;
+they define the conditional distribution of the site, as in pseudolikelihood.
 """
 
 import jax
@@ -12,18 +12,19 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import letters, one_hot
-from probjax.types import Connectivity, Domain, Gaps, Neighbours, State
+from probjax.types import Domain, Gaps, Neighbours, State
 
 
 @recipe
 class SiteChanges(Connectivity):
     """Every state with another of `num_states` letters at one site.
 
-    They are listed by site and then by letter. A site's own letter keeps its place in
-    that table, with weight 0.
+    Neighbours are listed by site and then by letter. The current letter of a site is
+    listed too, with weight 0.
 
     >>> near = SiteChanges(3).states(jnp.array([2.0, 0.0]), ())
     >>> near.x[near.weight > 0].tolist()
@@ -51,11 +52,11 @@ class SiteChanges(Connectivity):
         place = jax.vmap(lambda site, a: unravel(flat.at[site].set(a)))
         sites = jnp.repeat(jnp.arange(flat.size), self.num_states)
         near = visited(place(sites, jnp.tile(values, flat.size)))
-        return near._replace(weight=self._others(flat).ravel())
+        return near._replace(weight=self._weight(flat).ravel())
 
     def gaps(self, potential: Potential, x: State, moves: tuple) -> Gaps:
         gap = potential.site_gaps(x, self.num_states)
-        return Gaps(gap, self._others(ravel_pytree(x)[0]))
+        return Gaps(gap, self._weight(ravel_pytree(x)[0]))
 
-    def _others(self, flat):
+    def _weight(self, flat):
         return 1 - one_hot(flat, self.num_states)

@@ -1,13 +1,14 @@
 """Small symmetric steps in a continuous space.
 
-With steps a of second moment m per coordinate, and K the mean flow along them,
+Let K be the mean flow along steps whose mean square in each coordinate is m. As the
+steps shrink, the flow becomes score matching:
 
-    (K - 1) 4 / m  ->  K_SM = mean over rows of |grad E|^2 / 2 - laplacian E
+    (K - 1) 4 / m  ->  K_SM = mean over rows of |grad E|^2 / 2 - laplacian E.
 
-as they shrink: score matching. The moment is s^2 for Gaussian steps of standard
-deviation s, e^2 / 12 in a cube of side e, and r^2 / (d + 2) in a ball of radius r.
-Every second step is the mirror image of the one before it, so that what is odd in the
-step, and would drown the limit in noise, cancels.
+The moment m is s^2 for Gaussian steps of standard deviation s, e^2 / 12 in a cube of
+side e, and r^2 / (d + 2) in a ball of radius r. Every second step is the negative of
+the step before it, so that terms that are odd in the step cancel; their noise would
+otherwise dominate the limit.
 
 Reference: thesis, "Score Matching" and the appendix "Score Matching (SM) is a special
 case of MPF", with the constants corrected.
@@ -21,32 +22,27 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
+from probjax.interfaces import Connectivity
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Connectivity,
-    Domain,
-    Neighbours,
-    PRNGKeyArray,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Domain, Neighbours, PRNGKeyArray, Scalar, State
 
 
 class Shape(NamedTuple):
     """A distribution of steps, symmetric about 0."""
 
     draw: Callable[[PRNGKeyArray, int, int, jnp.dtype], Array]
-    """`draw(key, num_draws, size, dtype)`: steps `(num_draws, size)`."""
+    """`draw(key, num_draws, size, dtype)` returns steps, `(num_draws, size)`."""
     moment: Callable[[int], float]
-    """The mean square of one coordinate, from the number of coordinates."""
+    """`moment(size)` returns the mean square of one of `size` coordinates."""
 
 
 @recipe
 class Steps(Connectivity):
-    """`num_draws` states a random step away; make one with the functions below.
+    """`num_draws` states, each a random step away from a state.
+
+    `GaussianSteps`, `CubeSteps` and `BallSteps` construct it.
 
     >>> steps = GaussianSteps(0.5, num_draws=4)
     >>> steps.num_draws, float(steps.moment(jnp.zeros(3)))
@@ -54,13 +50,15 @@ class Steps(Connectivity):
     """
 
     scale: float
-    """What a step of `shape` is multiplied by."""
+    """Factor by which a step of `shape` is multiplied."""
     shape: Shape = static()
+    """Distribution of steps of scale 1."""
     num_draws: int = static()
+    """Number of steps from each state."""
 
     def __post_init__(self):
         if isinstance(self.scale, float) and not self.scale > 0:
-            raise ValueError(f"the size of steps must be positive, got {self.scale}")
+            raise ValueError(f"scale of steps must be positive, got {self.scale}")
         check_count("num_draws", self.num_draws)
 
     @property
@@ -84,14 +82,14 @@ class Steps(Connectivity):
         return Neighbours(stepped, ratio, jnp.full_like(ratio, 1 / self.num_draws))
 
     def moment(self, x: State) -> Scalar:
-        """The mean square of one coordinate of a step from `x`."""
+        """Compute the mean square of one coordinate of a step from `x`."""
         return jnp.asarray(self.scale) ** 2 * self.shape.moment(ravel_pytree(x)[0].size)
 
 
 def GaussianSteps(scale: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states a Gaussian step of standard deviation `scale` away.
+    """`num_draws` states, each a Gaussian step of standard deviation `scale` away.
 
-    Steps come in pairs, there and back:
+    Steps come in pairs of opposite sign:
 
     >>> steps, x = GaussianSteps(0.1), jnp.ones(3)
     >>> near = steps.states(x, steps.draw(jax.random.key(0), None, x))
@@ -102,7 +100,7 @@ def GaussianSteps(scale: float, *, num_draws: int = 2) -> Steps:
 
 
 def CubeSteps(side: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states drawn evenly from the cube of that side around a state.
+    """`num_draws` states, uniform in the cube of side `side` around a state.
 
     >>> steps, x = CubeSteps(2.0, num_draws=100), jnp.zeros(3)
     >>> near = steps.states(x, steps.draw(jax.random.key(0), None, x))
@@ -113,7 +111,7 @@ def CubeSteps(side: float, *, num_draws: int = 2) -> Steps:
 
 
 def BallSteps(radius: float, *, num_draws: int = 2) -> Steps:
-    """`num_draws` states drawn evenly from the ball of that radius around a state.
+    """`num_draws` states, uniform in the ball of radius `radius` around a state.
 
     >>> float(BallSteps(2.0).moment(jnp.zeros(2)))  # r^2 / (d + 2)
     1.0

@@ -1,14 +1,15 @@
 """Continuous states: neighbours at the ends of short Hamiltonian trajectories.
 
-With momentum v ~ N(0, I) the dynamics lead from (x, v) to (x', v'), and from (x', -v')
-back, without change of volume, so that
+With momentum v ~ N(0, I) the dynamics lead from (x, v) to (x_1, v_1), and from
+(x_1, -v_1) back to (x, -v). They preserve volume, so that
 
-    log g(x|x') - log g(x'|x) = (v'v - v''v') / 2.
+    log g(x|x_1) - log g(x_1|x) = (|v|^2 - |v_1|^2) / 2.
 
-Along exact dynamics of the model itself that ratio makes up for the energies, and every
-gap is zero; what is left to learn from is where data and model differ. The dynamics run
-at parameters that are frozen when the neighbours are drawn: neighbours that moved with
-the parameters would leave the flow without a minimum at the truth.
+If the dynamics are exact and those of the model itself, this ratio cancels the
+difference of the energies and every gap is zero; gaps then measure only how data and
+model differ. The dynamics use the parameters at the time of the draw, which stay fixed
+until the next refresh: if neighbours moved with the parameters, the flow would have no
+minimum at the true parameters.
 
 Reference: thesis, "Sampling the Connectivity Function g_ij"; Sohl-Dickstein, Battaglino
 and DeWeese, PRL 107, 220601 (2011).
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
+from probjax.interfaces import Connectivity
 from probjax.leapfrog import (
     DIVERGENT,
     Geometry,
@@ -34,39 +36,32 @@ from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import num_sites
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Connectivity,
-    Domain,
-    Float,
-    Neighbours,
-    PRNGKeyArray,
-    State,
-)
+from probjax.types import Array, Domain, Float, Neighbours, PRNGKeyArray, State
 
 
 class TrajectoryEnd(NamedTuple):
-    """Where trajectories ended."""
+    """Ends of trajectories from one state."""
 
     x: State
-    """Leaves with a leading axis of trajectories."""
+    """End states; every leaf has a leading axis of trajectories."""
     log_ratio: Float[Array, " k"]
-    """The kinetic energy that each has lost."""
+    """Kinetic energy that each trajectory lost."""
     weight: Float[Array, " k"]
-    """What each counts: nothing if it diverged."""
+    """Weight of each end: 1/k, or 0 if the trajectory diverged."""
 
 
 @recipe
 class Hamiltonian(Connectivity):
-    """The ends of `num_draws` trajectories of the model, anew at every refresh.
+    """The ends of `num_draws` trajectories of the model, redrawn at each refresh.
 
     Args:
-        step_size: of the leapfrog steps, in units of the metric.
-        num_steps: how many of them.
-        num_draws: trajectories from each state, which are averaged.
-        metric: lengths, or a matrix; see `probjax.leapfrog`.
+        step_size: size of a leapfrog step, in units of the metric.
+        num_steps: number of leapfrog steps of a trajectory.
+        num_draws: number of trajectories from each state, over which flow is averaged.
+        metric: lengths `(n,)` or a matrix `(n, n)`, see `probjax.leapfrog`; None for
+            the identity.
 
-    Along dynamics of the model itself gaps all but vanish:
+    At the parameters of the dynamics, gaps are small (discretisation errors):
 
     >>> from probjax.potential import potential
     >>> def energy(precision, x):
@@ -98,26 +93,24 @@ class Hamiltonian(Connectivity):
 
     def draw(self, key: PRNGKeyArray, potential: Potential, x: State) -> TrajectoryEnd:
         flat, _ = ravel_pytree(x)
-        kind = flat.dtype
-        space = Geometry(
-            None if self.metric is None else jnp.asarray(self.metric, kind)
-        )
-        step_size = jnp.asarray(self.step_size, kind)
+        dtype = flat.dtype
+        metric = None if self.metric is None else jnp.asarray(self.metric, dtype)
+        space = Geometry(metric)
+        step_size = jnp.asarray(self.step_size, dtype)
 
         def one(v):
             start = phase_at(potential, x, v)
             end = kick_drift_kick(space, potential, start, step_size, self.num_steps)
             log_ratio = (v @ v - end.v @ end.v) / 2
             rise = hamiltonian(potential, end) - hamiltonian(potential, start)
-            # Either way, so that trajectories and their reversals are treated alike.
-            stayed = ~(jnp.abs(rise) < DIVERGENT)
-            there = jax.tree.map(lambda a, b: jnp.where(stayed, a, b), x, end.x)
-            share = jnp.where(stayed, 0, 1 / self.num_draws)
-            return TrajectoryEnd(
-                there, jnp.where(stayed, 0, log_ratio), share.astype(kind)
-            )
+            # A rise and a fall count alike, so that a trajectory diverges if and only
+            # if its reversal does.
+            diverged = ~(jnp.abs(rise) < DIVERGENT)
+            x_end = jax.tree.map(lambda a, b: jnp.where(diverged, a, b), x, end.x)
+            weight = jnp.where(diverged, 0, 1 / self.num_draws).astype(dtype)
+            return TrajectoryEnd(x_end, jnp.where(diverged, 0, log_ratio), weight)
 
-        momenta = jax.random.normal(key, (self.num_draws, flat.size), kind)
+        momenta = jax.random.normal(key, (self.num_draws, flat.size), dtype)
         return jax.lax.stop_gradient(jax.vmap(one)(momenta))
 
     def states(self, x: State, moves: TrajectoryEnd) -> Neighbours:

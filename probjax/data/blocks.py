@@ -18,10 +18,11 @@ import numpy as np
 
 from probjax.checks import check_count
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
-from probjax.devices import placed
+from probjax.devices import put_rows
+from probjax.interfaces import Objective
 from probjax.recipe import recipe, static
 from probjax.runs.digest import digest
-from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, State
+from probjax.types import Array, Data, Params, PyTree, Scalar, State
 
 ROWS_PER_BLOCK = 2**16
 
@@ -264,7 +265,7 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
         )
     first, weights, counts = None, [], []
     for block in padded(source):
-        first = placed(block) if first is None else first
+        first = put_rows(block) if first is None else first
         if not np.all(np.isfinite(block.weights) & (block.weights >= 0)):
             raise ValueError("weights must not be negative, infinite or NaN")
         objective.prepare(params, as_data(source.decode(block.x)))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from probjax.devices import apart, num_devices
+from probjax.devices import num_devices, shard_rows
 from probjax.types import Array, Float, PyTree
 
 
@@ -36,7 +36,7 @@ def num_parts(*counts: int) -> int:
 
 def take(tree: PyTree, rows: Array) -> PyTree:
     """Those rows of every leaf."""
-    return apart(jax.tree.map(lambda leaf: leaf[rows], tree))
+    return shard_rows(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 
 def put(tree: PyTree, rows: Array, values: PyTree) -> PyTree:

@@ -22,7 +22,8 @@ import numpy as np
 from probjax.checks import is_concrete
 from probjax.exact import enumeration
 from probjax.exact.enumeration_blocks import count_states
-from probjax.types import Array, Connectivity, Energy, Float, Params, Scalar
+from probjax.interfaces import Connectivity
+from probjax.types import Array, Energy, Float, Params, Scalar
 
 LIMIT = 2**12
 

@@ -13,8 +13,8 @@ import optax
 
 from probjax.checks import (
     check_count,
+    check_interface,
     check_key,
-    check_role,
     holds,
     is_concrete,
     is_finite,
@@ -27,16 +27,9 @@ from probjax.fitting.out_of_core import check_out_of_core
 from probjax.fitting.result import warn_of_unbounded
 from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import StoppingRule
-from probjax.trees import float_dtype, of_kind
-from probjax.types import (
-    Chart,
-    Data,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.interfaces import Chart, Objective, Penalty
+from probjax.trees import cast_floats, float_dtype
+from probjax.types import Data, Params, PRNGKeyArray, PyTree
 
 
 def validated(
@@ -57,7 +50,7 @@ def validated(
     else:
         rows = first = _validated_rows(plan, params, data)
     # All numbers have one dtype, so that Python numbers and arrays share one program.
-    params, plan = of_kind(float_dtype(params), (params, plan))
+    params, plan = cast_floats(float_dtype(params), (params, plan))
     if plan.chart is not None:
         _check_chart(plan.chart, params)
     plan = dataclasses.replace(
@@ -72,7 +65,7 @@ def prepared_data(objective: Objective, params: Params, data: PyTree | Data) -> 
     """Check parameters and rows in memory, and return the rows for `objective`."""
     data = as_data(data)
     _check_params(params)
-    return of_kind(float_dtype(params), objective.prepare(params, data))
+    return cast_floats(float_dtype(params), objective.prepare(params, data))
 
 
 def _validated_rows(plan, params, data):
@@ -100,8 +93,8 @@ def _validated_blocks(key, plan, params, blocks):
 
 
 def _check_plan(plan):
-    check_role("objective", plan.objective, Objective, "MPF(energy)")
-    check_role("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
+    check_interface("objective", plan.objective, Objective, "MPF(energy)")
+    check_interface("stop", plan.stop, StoppingRule, "GradientNorm(1e-5)")
     _check_method(plan)
     check_count("num_rounds", plan.num_rounds)
     check_count("steps_per_round", plan.steps_per_round)
@@ -140,9 +133,9 @@ def _coordinates(chart, params):
 def _check_method(plan):
     optimizer, penalty, chart = plan.optimizer, plan.penalty, plan.chart
     if penalty is not None:
-        check_role("penalty", penalty, Penalty, "L2(1e-4)")
+        check_interface("penalty", penalty, Penalty, "L2(1e-4)")
     if chart is not None:
-        check_role("chart", chart, Chart, "ising.centred(data)")
+        check_interface("chart", chart, Chart, "ising.centred(data)")
     if not isinstance(optimizer, optax.GradientTransformation | None):
         raise ValueError(
             f"optimizer must be an optax optimizer, got {optimizer!r}; try "

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_parts, holds, is_concrete, is_finite
+from probjax.interfaces import Chart
 from probjax.recipe import recipe
-from probjax.types import Chart, Params, PyTree
+from probjax.types import Params, PyTree
 
 
 @recipe

@@ -22,18 +22,8 @@ from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import loss
 from probjax.fitting.path import RegularisationPath, fit_path
 from probjax.fitting.stopping import StoppingRule
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.interfaces import Chart, Objective, Penalty
+from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 
 class Validation(NamedTuple):

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import optax
 
-from probjax.checks import check_count, check_key, check_role, is_eager
+from probjax.checks import check_count, check_interface, check_key, is_eager
 from probjax.data.blocks import Blocks, Surveyed
 from probjax.data.rows import refuse_mask
 from probjax.devices import on_host
@@ -35,18 +35,10 @@ from probjax.fitting.rounds import (
     start_compiled,
 )
 from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run
-from probjax.trees import float_dtype, of_kind
-from probjax.types import (
-    Chart,
-    Data,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-    Scalar,
-)
+from probjax.trees import cast_floats, float_dtype
+from probjax.types import Data, Params, PRNGKeyArray, PyTree, Scalar
 
 _STEPS_BETWEEN_REPORTS = 50
 
@@ -251,7 +243,7 @@ def loss(
     1.3863
     """
     check_key(key)
-    check_role("objective", objective, Objective, "MPF(energy)")
+    check_interface("objective", objective, Objective, "MPF(energy)")
     if isinstance(data, Blocks):
         raise ValueError(
             "data must be rows in memory for a loss, got Blocks; try an array of rows"
@@ -260,7 +252,7 @@ def loss(
     refuse_mask(data, "a loss is computed from complete rows")
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
-    params, objective = of_kind(float_dtype(params), (params, objective))
+    params, objective = cast_floats(float_dtype(params), (params, objective))
     size = chunk_size or default_chunk_size(data)
     return _loss(key, objective, params, data, chunk_size=size)
 

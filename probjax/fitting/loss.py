@@ -22,8 +22,9 @@ from probjax.checks import is_concrete
 from probjax.data.chunks import cut_chunk, num_parts
 from probjax.data.rows import num_rows
 from probjax.devices import num_devices
+from probjax.interfaces import Objective, has_statistic
 from probjax.trees import float_dtype, scaled, weighted_mean
-from probjax.types import Array, Data, Objective, Params, PyTree, Scalar, has_statistic
+from probjax.types import Array, Data, Params, PyTree, Scalar
 
 CACHED_ROWS = 4096
 """Rows per chunk on a CPU: their gradients fit into its cache."""

@@ -17,11 +17,12 @@ from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import fit
 from probjax.fitting.result import Fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.interfaces import Penalty
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
 from probjax.potential import potential
 from probjax.states import num_sites
-from probjax.types import Array, Data, Energy, Params, Penalty, PRNGKeyArray, PyTree
+from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree
 
 
 def fit_nodes(

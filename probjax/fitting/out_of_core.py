@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
-from probjax.devices import placed
+from probjax.devices import put_rows
 from probjax.fitting.loss import empty_total, loss_over_rows, merged
 from probjax.fitting.optimisers import Problem
 from probjax.fitting.rounds import (
@@ -38,8 +38,9 @@ from probjax.fitting.rounds import (
     tell,
     total_loss,
 )
+from probjax.interfaces import Objective, has_statistic
 from probjax.trees import float_dtype
-from probjax.types import Data, Objective, Params, PRNGKeyArray, PyTree, has_statistic
+from probjax.types import Data, Params, PRNGKeyArray, PyTree
 
 # Number of the key of minibatches, which no round can have.
 _BATCH_KEY = np.uint32(2**32 - 1)
@@ -133,7 +134,7 @@ def _evaluate_blocks(plan, params, rows, run):
     point = _asked_params(plan, run, params)
     total = empty_total(point, float_dtype(point))
     for block in same_blocks(rows):
-        on_device = placed(block)
+        on_device = put_rows(block)
         before, total = total, _add(decode, plan, point, run.context, on_device, total)
         # Wait for the previous block, so that at most two are in memory.
         jax.block_until_ready(before)

@@ -17,23 +17,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from probjax.checks import check_count, check_role, holds, namespace
+from probjax.checks import check_count, check_interface, holds, namespace
 from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting.fit import fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule, default_tolerance
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.trees import float_dtype
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 # An optimizer that evaluates the gradient and does not move.
 _NO_UPDATE = optax.sgd(0.0)
@@ -179,7 +169,7 @@ def fit_path(
 
 
 def _check(penalty, strengths, num_strengths, smallest):
-    check_role("penalty", penalty, Penalty, "L1(1.0)")
+    check_interface("penalty", penalty, Penalty, "L1(1.0)")
     if penalty.with_strength(1.0) is None:
         raise ValueError(
             f"penalty must have a strength to replace, got {penalty}; try L1(1.0)"

@@ -24,8 +24,9 @@ from probjax.fitting.lbfgs import (
     with_pair,
 )
 from probjax.fitting.optimisers import DescentMethod, Problem
+from probjax.interfaces import Penalty
 from probjax.recipe import recipe, static
-from probjax.types import Array, Penalty, PyTree, Scalar
+from probjax.types import Array, PyTree, Scalar
 
 # Purposes of the next evaluation.
 _SEARCH, _PROBE, _SHORTEN = 0, 1, 2

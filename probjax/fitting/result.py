@@ -8,18 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probjax.checks import at_once, is_concrete, warn
+from probjax.checks import eager_evaluation, is_concrete, warn
 from probjax.fitting.rounds import RoundsPlan, Run, progress
-from probjax.types import (
-    Array,
-    Context,
-    Data,
-    Float,
-    Objective,
-    Params,
-    PyTree,
-    Scalar,
-)
+from probjax.interfaces import Objective
+from probjax.types import Array, Context, Data, Float, Params, PyTree, Scalar
 
 
 class Fit(NamedTuple):
@@ -110,7 +102,7 @@ def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
     """Warn if the data do not determine all parameters of a built-in model."""
     if not is_concrete((params, data)):
         return
-    with at_once():
+    with eager_evaluation():
         problem = objective.unbounded(params, data)
     if problem:
         warn(f"{problem}; try a penalty such as penalty=L2(1e-4)", UnboundedWarning)

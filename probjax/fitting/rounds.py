@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
-from probjax.devices import apart, on_host
+from probjax.devices import on_host, shard_rows
 from probjax.fitting.lbfgs import QuasiNewton
 from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.minibatches import (
@@ -29,20 +29,10 @@ from probjax.fitting.minibatches import (
 from probjax.fitting.optimisers import Optax, Problem
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stopping import Progress, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype, scaled
-from probjax.types import (
-    Array,
-    Chart,
-    Context,
-    Data,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-    Scalar,
-)
+from probjax.types import Array, Context, Data, Params, PRNGKeyArray, PyTree, Scalar
 
 STEPS_PER_PIECE = 1024
 
@@ -237,7 +227,7 @@ def begin_round(
 
 
 def _distributed(context):
-    return context._replace(rows=apart(context.rows))
+    return context._replace(rows=shard_rows(context.rows))
 
 
 def _descend(plan, key, run, params, data, limit):

@@ -21,25 +21,16 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import check_role, is_concrete, warn
+from probjax.checks import check_interface, is_concrete, warn
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.fitting.arguments import prepared_data
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
+from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.runs.driver import driver
-from probjax.trees import float_dtype, of_kind
-from probjax.types import (
-    Array,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PyTree,
-    has_statistic,
-)
+from probjax.trees import cast_floats, float_dtype
+from probjax.types import Array, Data, Float, Params, PyTree
 
 # Columns of the Hessian that are computed at a time.
 _HESSIAN_BATCH = 32
@@ -137,7 +128,7 @@ def uncertainty(
     >>> uncertainty(objective, fitted, rows).stderr.round(4).tolist()  # 2 / sqrt(4)
     [1.0]
     """
-    check_role("objective", objective, Objective, "MPF(energy)")
+    check_interface("objective", objective, Objective, "MPF(energy)")
     if not objective.has_value:
         raise ValueError(
             "objective must have a loss value, whose curvature gives the error bars, "
@@ -163,7 +154,7 @@ def uncertainty(
     dtype = float_dtype(fitted.params)
     parts = (objective, fitted.params, fitted.context, penalty, chart)
     size = chunk_size or default_chunk_size(data)
-    return _sandwich(*of_kind(dtype, parts), data, chunk_size=size)
+    return _sandwich(*cast_floats(dtype, parts), data, chunk_size=size)
 
 
 def _check_sum_over_rows(objective, params, data):

@@ -21,6 +21,7 @@ from probjax import random
 from probjax.bases.fits import fit_gaussian
 from probjax.checks import check_count
 from probjax.exact import enumeration
+from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe
 from probjax.types import (
@@ -31,7 +32,6 @@ from probjax.types import (
     Float,
     Info,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )

@@ -39,7 +39,7 @@ from probjax.natural.operators import (
 )
 from probjax.natural.streamed import Streamed, jacobian, row_shape, stream
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype, of_kind
+from probjax.trees import cast_floats, float_dtype
 from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
 
 
@@ -306,7 +306,9 @@ def _prepared(params, data):
     dtype = float_dtype(params)
     weights = data.weights
     weights = jnp.ones(num_rows(data)) if weights is None else weights
-    return of_kind(dtype, data.x), weights.astype(dtype) / weights.sum().astype(dtype)
+    return cast_floats(dtype, data.x), weights.astype(dtype) / weights.sum().astype(
+        dtype
+    )
 
 
 def _size(params):

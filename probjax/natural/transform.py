@@ -33,6 +33,7 @@ from probjax import exact
 from probjax.checks import check_count
 from probjax.data.rows import as_data
 from probjax.data.rows import num_rows as count_rows
+from probjax.interfaces import Sampler
 from probjax.natural.factors import Report
 from probjax.natural.metrics import metric_operator
 from probjax.natural.operators import RowTable
@@ -41,7 +42,7 @@ from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure
 from probjax.potential import potential
 from probjax.trees import float_dtype
-from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree, Sampler
+from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
 """Function of a key, parameters and data that returns the rows of a metric."""

@@ -30,6 +30,7 @@ from probjax.fitting.fit import fit_job
 from probjax.fitting.result import Fit
 from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.interfaces import Chart, Objective, Penalty
 from probjax.natural.factors import check_nonsingular, eigendecomposition, report_of
 from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
@@ -37,17 +38,7 @@ from probjax.natural.scores import MetricSource
 from probjax.recipe import recipe
 from probjax.runs.driver import Watch, driver, full_precision, run_in_turn
 from probjax.trees import as_array, floating
-from probjax.types import (
-    Array,
-    Chart,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Penalty,
-    PRNGKeyArray,
-    PyTree,
-)
+from probjax.types import Array, Data, Float, Params, PRNGKeyArray, PyTree
 
 
 @recipe
@@ -223,7 +214,7 @@ def fit_whitened(
         if turn == num_turns or (results and results[-1].converged):
             return None
         current = results[-1].params if results else params
-        row_key, fit_key = random.parts_of(random.key_of(key, turn), 2)
+        row_key, fit_key = random.split(random.fold_in(key, turn), 2)
         metric_data = as_data(data)
         if rows is not None:
             metric_data = as_data(rows(row_key, current, metric_data))

@@ -1,4 +1,4 @@
-"""Losses that `fit` minimises. Each is a function of one row of the data at a time."""
+"""Objectives: losses that `fit` minimises, written as functions of one row of data."""
 
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.objectives.corrupted import Corrupted

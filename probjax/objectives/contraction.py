@@ -1,19 +1,20 @@
-"""Minimum KL contraction: what of the divergence is lost when sites are erased.
+"""Minimum KL contraction: the divergence that is lost when sites are marginalised.
 
-Erasing the sites b of a block takes data p and model q to their marginals over the
-rest. That never lengthens the way between them, and what it shortens it by is the
-divergence between the block's conditionals,
+Marginalising the sites b of a block maps the data distribution p and the model q to
+their marginals over the other sites. This never increases the divergence between them.
+The decrease is the divergence between the conditional distributions of the block,
 
     KL(p||q) - KL(p_rest||q_rest) = < KL(p(x_b | rest) || q(x_b | rest)) >_p,
 
-which is zero where the two agree. Summed over blocks, less what depends on p alone, it
-is a loss without partition function,
+which is zero if the conditionals agree. Summed over blocks, and without terms that
+depend on p alone, it is a loss without a partition function,
 
     mean over rows of -sum_b log q(x_b | rest)
       = mean over rows of sum_b log sum_y exp(E(x) - E(x with block b set to y)).
 
-Single sites are the pseudolikelihood, one block of all sites is the likelihood, and
-pairs, or the edges of a graph, are in between in cost and in what they see.
+With blocks of single sites the loss is the pseudolikelihood, with one block of all
+sites the likelihood. Pairs of sites, or the edges of a graph, are in between in cost
+and in statistical efficiency.
 
 Reference: Lyu, "Unifying Non-Maximum Likelihood Learning Objectives with Minimum KL
 Contraction", NeurIPS 2011; thesis, introduction, "Minimum KL contraction".
@@ -33,13 +34,14 @@ def MinimumKLContraction(
 ) -> GapObjective:
     """Mean over rows of -sum_b log p(x_b | the other sites), over blocks b of sites.
 
-    A row costs as many energies as its blocks have configurations together; pairs of
-    bits cost one `flip_gaps` per site where the energy has that closed form.
+    A row costs one energy for each configuration of each block. Pairs of bits cost one
+    `flip_gaps` per site if the energy has this closed form.
 
     Args:
-        blocks: the sites that are erased together, as `pairs(size)` or the edges of a
-            graph; a site may be in several.
-        num_states: letters of a site; with 2, states are bits.
+        energy: `energy(params, x)` of one state.
+        blocks: the sites of each block, such as `pairs(size)` or the edges of a graph;
+            a site may be in several blocks.
+        num_states: number of letters of a site; with 2, states are bits.
 
     >>> import jax
     >>> from probjax import ising, loss

@@ -1,8 +1,8 @@
-"""Any objective on fresh binary versions of the rows.
+"""Any objective on random binary versions of the rows.
 
-Each round of `fit` draws a new version of every row, corrupted or made of its grey
-levels, and the objective is of those alone: it never sees the rows themselves. So that
-learning from a large set of versions needs no memory for it.
+Each round of `fit` draws a new version of every row, by corruption or by binarising
+grey levels, and evaluates the objective on the versions instead of the rows. A fit can
+thus learn from many versions without storing them.
 
 Reference: thesis, "Memory Storage in a Hopfield Network", learning from corrupted
 samples.
@@ -11,39 +11,30 @@ samples.
 import jax
 import numpy as np
 
-from probjax.checks import check_role
+from probjax.checks import check_interface
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.interfaces import Objective, has_statistic
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.trees import floating
-from probjax.types import (
-    Context,
-    Data,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    Scalar,
-    State,
-    has_statistic,
-)
+from probjax.types import Context, Data, Params, PRNGKeyArray, PyTree, Scalar, State
 
 
 @recipe
 class Corrupted(ForwardingObjective):
-    """`objective` on versions of the rows, drawn anew in every round of `fit`.
+    """`objective` on versions of the rows, which are redrawn in every round of `fit`.
 
-    Give `num_rounds`, and few `steps_per_round`.
+    Pass many `num_rounds`, and few `steps_per_round`, to `fit`.
 
     Args:
-        objective: of binary rows, as `MPF(hopfield.energy)`.
+        objective: objective for binary rows, such as `MPF(hopfield.energy)`.
         corruption: `FixedFlips` or `IndependentFlips`; `GreyLevels` for rows between 0
-            and 1, as images that are binarised anew whenever they are seen; or a recipe
-            of one's own.
+            and 1, such as images, which are binarised at random in every round; or a
+            user's `Corruption`.
 
-    Of rows without a bit on, versions with one of four:
+    Rows in which all four bits are 0 become versions in which one bit is 1:
 
     >>> from probjax import PseudoLikelihood, loss
     >>> from probjax.data import FixedFlips
@@ -59,9 +50,9 @@ class Corrupted(ForwardingObjective):
     corruption: Corruption
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_mask(data, "corrupted rows are complete")
-        check_role("objective", self.objective, Objective, "MPF(energy)")
-        check_role(
+        refuse_mask(data, "corruptions need complete rows")
+        check_interface("objective", self.objective, Objective, "MPF(energy)")
+        check_interface(
             "corruption",
             self.corruption,
             Corruption,
@@ -71,16 +62,17 @@ class Corrupted(ForwardingObjective):
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data.x)]
         if len(shapes) != 1 or len(shapes[0]) != 2:
             raise ValueError(
-                f"data must be one array of rows (row, unit), got {shapes}"
+                f"data must be one array of shape (row, unit), got shapes {shapes}"
             )
         rows = floating(data.x)
-        # A version of the rows shows whether both they and the objective are valid.
+        # One version of the rows is used to check the rows and the objective.
         versions = binary(self.corruption(jax.random.key(0), rows))
-        within = self.objective.prepare(params, data._replace(x=versions))
-        if has_statistic(self.objective, params, within.x):
+        prepared = self.objective.prepare(params, data._replace(x=versions))
+        if has_statistic(self.objective, params, prepared.x):
+            name = type(self.objective).__name__
             raise ValueError(
-                f"{type(self.objective).__name__} looks at the rows themselves: put it "
-                "around Corrupted and not inside"
+                f"objective must not have a statistic of the uncorrupted rows, got "
+                f"{name}; try {name} around Corrupted instead of inside it"
             )
         return data._replace(x=rows)
 

@@ -1,34 +1,34 @@
-"""Contrastive divergence, and the likelihood by sampling.
+"""Contrastive divergence, and maximum likelihood by sampling.
 
-The gradient of -log p is dE at the data less its mean over the model. Both objectives
-here estimate that mean by a few states x',
+The gradient of -log p is the gradient of E at the data minus its mean over the model.
+Both objectives estimate this mean from a few states x',
 
-    loss = mean over rows of E(x) - mean of E(x'),    x' held fixed,
+    loss = mean over rows of E(x) - mean of E(x'),    x' held fixed.
 
-so that the loss has that gradient, and only that: its value says nothing, and it is no
-function to be minimised for given x'. Fit it with a first-order optimizer, many rounds,
-and one step in each:
+Only the gradient of the loss is meaningful. Its value is not, and for fixed x' the loss
+must not be minimised. Use a first-order optimizer with many rounds of one step each:
 
     fit(key, objective, params, data, optimizer=optax.sgd(1e-2), num_rounds=1000,
         steps_per_round=1)
 
-Contrastive divergence takes x' from `num_moves` steps of a sampler begun at the data
-(CD-k). The persistent form keeps particles that go on from round to round; with many
-moves a round, that is maximum likelihood by sampling.
+In contrastive divergence (CD-k), x' are the states after `num_moves` steps of a sampler
+that starts at the data. The persistent form keeps particles, which continue from round
+to round; with many moves in a round it is maximum likelihood by sampling.
 
 Reference: Hinton, Neural Computation 14, 1771 (2002); Tieleman, ICML 2008; thesis,
-introduction, "Contrastive Divergence", where the sum is over all states.
+introduction, "Contrastive Divergence", whose sum is over all states.
 """
 
 import jax.numpy as jnp
 
 from probjax.checks import check_count
+from probjax.interfaces import Objective, Sampler
 from probjax.objectives.particles import (
     PersistentParticles,
+    check_resumable,
     energies,
     move_particles,
     prepare_rows,
-    refuse_replicas,
     start_particles,
 )
 from probjax.recipe import recipe, static
@@ -37,23 +37,26 @@ from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
-    Sampler,
     Scalar,
     State,
 )
 
-WHOLE = "contrastive divergence compares energies of complete rows"
+REASON = "contrastive divergence needs complete rows"
 
 
 @recipe
 class ContrastiveDivergence(Objective):
-    """CD-k: rows against where k = `num_moves` steps of a sampler lead from them.
+    """CD-k: rows against states after k = `num_moves` steps of a sampler from them.
 
-    A row's context is where its chain ended.
+    The context of a row is the last state of its chain.
+
+    Args:
+        energy: `energy(params, x)` of one state.
+        sampler: sampler of the chains.
+        num_moves: number of steps of each chain.
 
     >>> import jax
     >>> import optax
@@ -80,7 +83,7 @@ class ContrastiveDivergence(Objective):
         check_count("num_moves", self.num_moves)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        return prepare_rows(self.energy, self.sampler, params, data, WHOLE)
+        return prepare_rows(self.energy, self.sampler, params, data, REASON)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         return Context(data.x, ())
@@ -104,16 +107,20 @@ class ContrastiveDivergence(Objective):
 
 @recipe
 class PersistentDivergence(Objective):
-    """Rows against `num_particles` chains that go on from round to round.
+    """Rows against `num_particles` chains, which continue from round to round.
 
-    They start at rows drawn from the data. With many moves in a round and small steps
-    of the optimizer they follow the model, and the fit is maximum likelihood. They are
-    shared, as `PersistentParticles`, which tell how they do.
+    The chains start at rows drawn from the data. With many moves in a round and small
+    steps of the optimizer they follow the model, and the fit is maximum likelihood. The
+    shared context is a `PersistentParticles`, whose `describe()` reports their health.
 
     Args:
-        target: acceptance to which the step size is adapted; None for the sampler's
-            `target_acceptance`.
-        adapt: whether the step size of a sampler that has a target is adapted.
+        energy: `energy(params, x)` of one state.
+        sampler: sampler of the chains; it must be `resumable`.
+        num_particles: number of chains.
+        num_moves: number of steps of the sampler in a round.
+        target: acceptance rate to which the step size is adapted; None for the
+            sampler's `target_acceptance`.
+        adapt: whether to adapt the step size, if the sampler has a target acceptance.
 
     >>> import jax
     >>> import optax
@@ -145,8 +152,8 @@ class PersistentDivergence(Objective):
         check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_replicas(self.sampler)
-        return prepare_rows(self.energy, self.sampler, params, data, WHOLE)
+        check_resumable(self.sampler)
+        return prepare_rows(self.energy, self.sampler, params, data, REASON)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         return Context((), start_particles(key, self, params, data))

@@ -1,18 +1,19 @@
-"""Generative models: expectation maximisation by posterior samples that persist.
+"""Generative models: expectation maximisation with persistent posterior samples.
 
-A joint energy is -log p(x, a) with all its constants. The likelihood of x, its integral
-over latents a, has a gradient that needs none,
+The joint energy is -log p(x, a) with all its constants. The likelihood p(x) is an
+integral over the latents a, but its gradient is an expectation over the posterior,
 
-    d/dparams -log p(x) = mean over p(a|x) of d/dparams joint(params, x, a),
+    d/dparams -log p(x) = mean over p(a|x) of d/dparams joint(params, x, a).
 
-so each row keeps latents of its own, which a few steps of a sampler move at the start
-of a round (the E-step), and the loss that a round descends (the M-step) is
+Each row therefore keeps samples of its latents, which a few steps of a sampler move at
+the start of a round (the E-step). The loss of the round (the M-step) is
 
     mean over rows and their latents of joint(params, x, a),    a held fixed.
 
-Descending a round to its minimum is EM, which is slow where latents are nearly known
-(little noise): it moves by as much as they are uncertain. One step of an optimizer as
-Adam in a round follows the gradient of the likelihood itself, and is faster there.
+A round that minimises the loss is a step of EM. EM is slow if the posterior is narrow
+(little noise), because the parameters move by about as much as the latents vary. With
+one step of an optimizer such as Adam in each round, the fit follows the gradient of the
+likelihood itself, which is faster in that case.
 
 Reference: thesis, "Training" of the HAIS chapter; Culpepper, Sohl-Dickstein and
 Olshausen, ICCV 2011; Neal and Hinton, "A view of the EM algorithm" (1998).
@@ -28,49 +29,41 @@ import jax.numpy as jnp
 from probjax.bases.checks import check_target
 from probjax.checks import check_count
 from probjax.data.rows import num_rows, refuse_mask
-from probjax.objectives.particles import refuse_replicas
+from probjax.interfaces import Base, Objective, Sampler
+from probjax.objectives.particles import check_resumable
 from probjax.potential import Conditioned
 from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
-from probjax.trees import float_dtype, floating
-from probjax.types import (
-    Base,
-    Context,
-    Data,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.trees import first_row, float_dtype, floating
+from probjax.types import Context, Data, Params, PRNGKeyArray, Scalar, State
 
 
-class Sampled(NamedTuple):
-    """How the sampling of latents does."""
+class LatentSampling(NamedTuple):
+    """State of the sampler of latents."""
 
     accept: Scalar
-    """The share of proposals accepted when they were last moved."""
+    """Fraction of proposals that were accepted in the last refresh."""
     step_size: Scalar | None
-    """The sampler's by now; None if it has none, or does not follow."""
+    """Adapted step size; None if the step size is not adapted."""
 
 
 @recipe
 class EM(Objective):
-    """Mean over rows of -log p(x, a), latents a sampled from p(a|x) round by round.
+    """Mean over rows of -log p(x, a), with latents a sampled from p(a|x) in each round.
 
-    A row's context are its latents, leaves `(chain, ...)`.
+    The context of a row is its latents, leaves `(chain, ...)`.
 
     Args:
         joint: `joint(params, x, a)`, -log p(x, a) with all its constants.
-        base: over the latents, as their prior: where chains start.
-        sampler: what moves them, as `HMC`, with bounds where latents have them: at an
-            energy of infinity it can only turn down proposals.
-        num_chains: latents of each row, which are averaged.
-        num_moves: steps of the sampler in a round.
-        target: acceptance to which the step size is adapted; None for the sampler's
-            `target_acceptance`.
-        adapt: whether the step size of a sampler that has a target is adapted.
+        base: distribution of the latents, such as their prior, at whose draws chains
+            start.
+        sampler: sampler of the latents, such as `HMC`. If latents are bounded, pass
+            `bounds` to it: with an infinite energy it could only reject proposals.
+        num_chains: number of chains of each row, over which the loss is averaged.
+        num_moves: number of steps of the sampler in a round.
+        target: acceptance rate to which the step size is adapted; None for the
+            sampler's `target_acceptance`.
+        adapt: whether to adapt the step size, if the sampler has a target acceptance.
 
     >>> from probjax import HMC, Gaussian, fit, linear
     >>> import optax
@@ -105,27 +98,27 @@ class EM(Objective):
         check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_mask(data, "latents are sampled given complete rows")
+        refuse_mask(data, "sampling latents needs complete rows")
         data = data._replace(x=jax.tree.map(floating, data.x))
-        given = (params, jax.tree.map(lambda rows: rows[0], data.x))
+        given = (params, first_row(data.x))
         energy = Conditioned(self.joint)
-        # What is drawn with this key is looked at, and not used.
+        # States drawn with this fixed key are only checked.
         check_target(jax.random.key(0), energy, given, self.base, self.sampler)
-        refuse_replicas(self.sampler)
+        check_resumable(self.sampler)
         return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         keys = jax.random.split(key, (num_rows(data), self.num_chains))
         latents = jax.vmap(jax.vmap(self.base.sample))(keys)
-        kind = float_dtype(params)
-        latents = jax.tree.map(lambda leaf: leaf.astype(kind), latents)
+        dtype = float_dtype(params)
+        latents = jax.tree.map(lambda leaf: leaf.astype(dtype), latents)
         step_size = first_step(self.sampler, self.adapt, params)
-        return Context(latents, Sampled(jnp.ones((), kind), step_size))
+        return Context(latents, LatentSampling(jnp.ones((), dtype), step_size))
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        # One axis of all chains, which is what samplers share work along.
+        # Samplers compact work over lanes along one axis, so all chains share one axis.
         x = jax.tree.map(lambda rows: jnp.repeat(rows, self.num_chains, 0), data.x)
         latents, accept, step_size = move_chains(
             key,
@@ -141,7 +134,7 @@ class EM(Objective):
         rows = jax.tree.map(
             lambda leaf: leaf.reshape(-1, self.num_chains, *leaf.shape[1:]), latents
         )
-        return Context(rows, Sampled(accept.mean(), step_size))
+        return Context(rows, LatentSampling(accept.mean(), step_size))
 
     def row(self, params: Params, x: State, context: State) -> Scalar:
         return jnp.mean(jax.vmap(self.joint, (None, None, 0))(params, x, context))

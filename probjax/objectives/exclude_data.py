@@ -1,11 +1,11 @@
-"""Which neighbours of the data are data themselves.
+"""Exclusion of neighbours that are rows of the data themselves.
 
-The flow as first written goes only to states that were not observed. To find those
-without comparing all with all, rows are sorted by a hash, h(x) = sum_i a_i x_i modulo
-2^32 with fixed random a; a state is looked up by bisection, and every row of its hash
-is compared with the state itself, so a collision can cost time but not truth.
+In the original definition of the flow, probability flows only to states that were not
+observed. Rows are sorted by a hash, h(x) = sum_i a_i x_i modulo 2^32 with fixed random
+a, so that a state is looked up by bisection. Every row with the same hash is compared
+with the state itself, so that a collision costs time but does not change the result.
 
-Reference: thesis, eq. Kfinal, where i is not in D, D being the set of observed states.
+Reference: thesis, eq. Kfinal: the sum is over states i not in D, the observed states.
 """
 
 from collections.abc import Iterable
@@ -15,59 +15,61 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
-from probjax.checks import at_once
+from probjax.checks import eager_evaluation
 from probjax.data.rows import num_rows
-from probjax.types import Array, Connectivity, Data, Moves, State
+from probjax.interfaces import Connectivity
+from probjax.trees import flat_rows
+from probjax.types import Array, Data, Moves, State
 
 BATCH = 32
 
 
-class Observed(NamedTuple):
-    """The rows of some data, sorted by hash."""
+class ObservedRows(NamedTuple):
+    """Rows of data, sorted by hash."""
 
     hashes: Array
+    """Hash of each row, in ascending order."""
     rows: Array
-    """One flat state each."""
+    """Flat state of each row."""
     counts: Array
-    """Whether a row has weight."""
+    """Whether each row has a positive weight."""
 
 
-def index(data: Data) -> Observed:
-    """The rows of `data`, ready to be looked up."""
-    rows = jax.vmap(lambda x: ravel_pytree(x)[0])(data.x)
+def index_rows(data: Data) -> ObservedRows:
+    """Sort the rows of `data` by hash, so that states can be looked up."""
+    rows = flat_rows(data.x)
     hashes = _hash(rows)
     order = jnp.argsort(hashes)
     counts = jnp.ones(len(rows), bool) if data.weights is None else data.weights > 0
-    return Observed(hashes[order], rows[order], counts[order])
+    return ObservedRows(hashes[order], rows[order], counts[order])
 
 
-def is_observed(observed: Observed, x: State) -> Array:
+def is_observed(observed: ObservedRows, x: State) -> Array:
     """Whether each state along the leading axis of `x` is one of the rows."""
-    states = jax.vmap(lambda state: ravel_pytree(state)[0])(x)
+    states = flat_rows(x)
     hashes = _hash(states)
     last = len(observed.hashes) - 1
 
-    def open_at(place):
-        return (place <= last) & (observed.hashes[jnp.minimum(place, last)] == hashes)
+    def has_same_hash(row):
+        return (row <= last) & (observed.hashes[jnp.minimum(row, last)] == hashes)
 
-    def look(carry):
-        place, searching, found = carry
-        row = jnp.minimum(place, last)
-        same = jnp.all(observed.rows[row] == states, axis=1) & observed.counts[row]
-        found = found | (searching & same)
-        return place + 1, open_at(place + 1) & ~found, found
+    def compare(carry):
+        row, searching, found = carry
+        inside = jnp.minimum(row, last)
+        same = jnp.all(observed.rows[inside] == states, axis=1)
+        found = found | (searching & same & observed.counts[inside])
+        return row + 1, has_same_hash(row + 1) & ~found, found
 
-    place = jnp.searchsorted(observed.hashes, hashes)
-    carry = (place, open_at(place), jnp.zeros(len(states), bool))
-    return jax.lax.while_loop(lambda carry: carry[1].any(), look, carry)[2]
+    row = jnp.searchsorted(observed.hashes, hashes)
+    carry = (row, has_same_hash(row), jnp.zeros(len(states), bool))
+    return jax.lax.while_loop(lambda carry: carry[1].any(), compare, carry)[2]
 
 
 def unobserved_neighbours(
-    connectivity: Connectivity, observed: Observed, x: State, moves: Moves
+    connectivity: Connectivity, observed: ObservedRows, x: State, moves: Moves
 ) -> Array:
-    """For each row of `x`, which of its neighbours are no rows of the data."""
+    """Whether each neighbour of each row of `x` is not a row of the data."""
 
     def one(row):
         return ~is_observed(observed, connectivity.states(*row).x)
@@ -78,14 +80,14 @@ def unobserved_neighbours(
 def check_excludable(
     connectivity: Connectivity, data: Data, moves: Iterable[Moves]
 ) -> None:
-    """Refuse data of which every neighbour was observed, as far as can be seen.
+    """Raise if every neighbour of every row was observed.
 
-    Then K = 0 whatever the parameters, which would look like a perfect fit. Rows are
-    tried, with each of `moves`, until a neighbour is found that is none of them: mostly
-    the first will do.
+    Then K = 0 for all parameters, which would look like a perfect fit. Rows are
+    searched, with each of `moves`, until a neighbour is found that was not observed;
+    usually one of the first rows has such a neighbour.
     """
-    with at_once():
-        observed = index(data)
+    with eager_evaluation():
+        observed = index_rows(data)
         for drawn in moves:
             for start in range(0, num_rows(data), BATCH):
                 some = jax.tree.map(
@@ -94,8 +96,9 @@ def check_excludable(
                 if bool(_any_left(connectivity, observed, *some)):
                     return
     raise ValueError(
-        "exclude_data leaves nothing: every neighbour of every row was observed, so "
-        "keep all neighbours (exclude_data=False), which is consistent"
+        "exclude_data=True must leave some neighbours, got data in which every "
+        "neighbour of every row was observed; try exclude_data=False, which is "
+        "consistent"
     )
 
 
@@ -113,6 +116,6 @@ def _hash(states):
 
 @cache
 def _factors(size: int) -> np.ndarray:
-    # Odd, so that a change at one site always changes the hash.
+    # Odd factors, so that a change at one site always changes the hash.
     draws = np.random.default_rng(0).integers(0, 2**31, size, np.uint32)
     return 2 * draws + 1

@@ -1,25 +1,26 @@
 """Minimum probability flow: learning without the partition function.
 
-Dynamics that would carry the data distribution to the model's are begun and not run:
-the loss is the initial flow of probability out of the data,
+Consider dynamics that transform the data distribution into that of the model. The loss
+is the initial flow of probability out of the data,
 
     K = (1/|D|) sum_(x in D) sum_(x' ~ x) exp((E(x) - E(x') + log_ratio) / 2),
 
-over rows with multiplicity and the neighbours x' of each. What is minimised is log K:
-the same minimiser, still convex if the energy is linear in its parameters, and finite
-from any start. Flow between data states is kept unless told otherwise: its gradient
-cancels in pairs at the truth, so the estimator stays consistent.
+summed over rows with multiplicity and over the neighbours x' of each row. `MPF`
+minimises log K, which has the same minimiser, is convex too if the energy is linear in
+its parameters, and does not overflow. Flow between rows of the data is included by
+default. Its gradient cancels in pairs at the true parameters, so the estimator is
+consistent.
 
-In continuous spaces neighbours serve less well. There a flow to all states, x' being
-reached as often as the model at reference parameters r would, factors into a mean over
-the data and one over particles that stand for that model (`PersistentMPF`):
+In continuous spaces local neighbours are less efficient. `PersistentMPF` uses a flow to
+all states, where x' is drawn from the model at reference parameters r. This flow
+factors into a mean over the data and a mean over particles from that model:
 
     log K = log mean over data x of exp((E(x) - E(x; r)) / 2)
           + log mean over particles s of exp((E(s; r) - E(s)) / 2).
 
-At r itself log K is 0, and its gradient is half that of -log p, but for the particles'
-noise. It has no lower bound where parameters tell data from particles: rounds are
-short.
+At r, log K is 0, and its gradient is half that of -log p, up to the noise of the
+particles. log K has no lower bound if some parameters separate the data from the
+particles, so rounds must be short.
 
 Reference: thesis, chapter "Minimum Probability Flow", eqs. Kfinal and PMPF cont;
 Sohl-Dickstein, Battaglino and DeWeese, PRL 107, 220601 (2011).
@@ -33,13 +34,14 @@ import jax.numpy as jnp
 from probjax.checks import check_count
 from probjax.connectivity import BitFlips
 from probjax.data.rows import as_data, refuse_mask
+from probjax.interfaces import Connectivity, Objective, Sampler
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.particles import (
     PersistentParticles,
+    check_resumable,
     energies,
     move_particles,
     prepare_rows,
-    refuse_replicas,
     start_particles,
 )
 from probjax.objectives.reduce import log_mean_exp, log_sum_exp
@@ -47,15 +49,12 @@ from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance
 from probjax.types import (
     Array,
-    Connectivity,
     Context,
     Data,
     Energy,
     Gaps,
-    Objective,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
@@ -69,17 +68,17 @@ def MPF(
 ) -> GapObjective:
     """Minimum probability flow: log K, to be minimised by `fit`.
 
-    Where parameters exist that store all data as strict minima (few or separable
-    states), K has infimum 0 at infinity and log K no lower bound: give `fit` a penalty
-    or a stopping rule.
+    If there are parameters that store all data as strict minima (few or separable
+    states), the infimum of K is 0 at infinity and log K has no lower bound. Then pass a
+    penalty or a stopping rule to `fit`.
 
     Args:
         energy: `energy(params, x)` of one state.
-        connectivity: which states exchange probability; sampled ones are drawn anew in
-            every round of `fit`.
-        exclude_data: leave out the flow between rows of the data, as in the thesis.
-            That is no longer consistent: where all states have been seen nothing is
-            left, and the fit is refused.
+        connectivity: the neighbours of a state. A random connectivity draws new
+            neighbours in every round of `fit`.
+        exclude_data: whether to leave out the flow between rows of the data, as in the
+            thesis. That estimator is not consistent. It raises if every neighbour of
+            every row was observed, because no flow is left.
 
     >>> from probjax import exact, fit, ising
     >>> truth = ising.from_matrix([[0.5, -1.0], [-1.0, 0.25]])
@@ -94,7 +93,7 @@ def MPF(
 
 
 def log_flow(gaps: Gaps) -> Scalar:
-    """Log of the flow out of one state, log sum_k weight_k exp(gap_k / 2)."""
+    """Compute the log flow out of one state, log sum_k weight_k exp(gap_k / 2)."""
     return log_sum_exp(gaps.gap.ravel() / 2, gaps.weight.ravel())
 
 
@@ -107,11 +106,11 @@ def flow(
     connectivity: Connectivity = BitFlips(),
     exclude_data: bool = False,
 ) -> Scalar:
-    """K itself: the mean over rows of the summed flow to their neighbours.
+    """Compute K, the mean over rows of the summed flow to their neighbours.
 
-    Overflows where log K, the loss of `MPF`, does not.
+    K can overflow where log K, the loss of `MPF`, does not.
 
-    Where all states are alike, as much flows to each neighbour as there is:
+    With equal energies the flow to each neighbour is 1:
 
     >>> from probjax import ising
     >>> flat = ising.from_matrix(jnp.zeros((3, 3)))
@@ -119,7 +118,7 @@ def flow(
     3.0
     """
     data = as_data(data)
-    refuse_mask(data, "the flow is that of complete rows")
+    refuse_mask(data, "the flow needs complete rows")
     objective = MPF(energy, connectivity=connectivity, exclude_data=exclude_data)
     return _flow(key, objective, params, objective.prepare(params, data))
 
@@ -136,21 +135,23 @@ def _flow(key, objective, params, data):
 class PersistentMPF(Objective):
     """Minimum probability flow between rows and particles of the model.
 
-    Give `fit` many rounds, and few steps in each: the particles are moved, and their
-    model becomes the reference, once a round. Values of different rounds say nothing of
-    each other, each being 0 where it begins. They are shared, as `PersistentParticles`,
-    which report their health; a row's context is its energy at the reference.
+    Pass many rounds of few steps to `fit`: once per round the particles are moved and
+    the current parameters become the reference. Values of different rounds cannot be
+    compared, because each round begins at 0. The shared context is a
+    `PersistentParticles`, whose `describe()` reports their health; the context of a row
+    is its energy at the reference.
 
     Args:
-        sampler: what moves particles, for any states it is made for; one that keeps
-            replicas is refused.
-        num_particles: they start at rows drawn from the data by their weights; None for
-            as many as rows, and without weights one at each.
-        num_moves: steps of the sampler in a round.
-        target: acceptance to which the step size is adapted; None for the sampler's
-            `target_acceptance`.
-        adapt: whether the step size of a sampler that has a target is adapted.
-            Set it to False for a handful of particles.
+        energy: `energy(params, x)` of one state.
+        sampler: sampler of the particles; it must be `resumable`.
+        num_particles: number of particles, which start at rows drawn from the data
+            according to the weights. None for as many particles as rows; without
+            weights one then starts at each row.
+        num_moves: number of steps of the sampler in a round.
+        target: acceptance rate to which the step size is adapted; None for the
+            sampler's `target_acceptance`.
+        adapt: whether to adapt the step size, if the sampler has a target acceptance.
+            Set it to False if there are only a few particles.
 
     >>> from probjax import HeatBath, fit, ising
     >>> data = jnp.tile(jnp.array([[0.0, 1], [1, 0], [1, 0], [0, 0]]), (100, 1))
@@ -180,9 +181,9 @@ class PersistentMPF(Objective):
         check_acceptance(self.target)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_replicas(self.sampler)
-        why = "persistent flow compares energies of complete rows"
-        return prepare_rows(self.energy, self.sampler, params, data, why)
+        check_resumable(self.sampler)
+        reason = "persistent flow needs complete rows"
+        return prepare_rows(self.energy, self.sampler, params, data, reason)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
         particles = start_particles(key, self, params, data)
@@ -201,5 +202,5 @@ class PersistentMPF(Objective):
         return log_mean_exp(values, weights)
 
     def rest(self, params: Params, shared: PersistentParticles) -> Scalar:
-        falls = (shared.reference - energies(self.energy, params, shared.x)) / 2
-        return log_mean_exp(falls, jnp.ones_like(falls))
+        values = (shared.reference - energies(self.energy, params, shared.x)) / 2
+        return log_mean_exp(values, jnp.ones_like(values))

@@ -1,9 +1,8 @@
-"""One objective over the gaps between states and their neighbours.
+"""Objective that depends on the gaps between rows and their neighbours only.
 
-With gap = E(x) - E(x') + log_ratio for the neighbours x' of x, a row's loss is a
-function of its gaps alone: log sum exp(gap / 2) for the probability flow, sum
-softplus(gap) for the pseudolikelihood. `MPF` and `PseudoLikelihood` are its named
-constructors.
+With gap = E(x) - E(x') + log_ratio for the neighbours x' of x, the loss of a row is a
+function of its gaps: log sum exp(gap / 2) for the probability flow, sum softplus(gap)
+for the pseudolikelihood. `MPF`, `PseudoLikelihood` and others construct it.
 """
 
 from collections.abc import Callable
@@ -13,11 +12,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role, holds, is_concrete, is_whole
+from probjax.checks import check_interface, holds, is_concrete, is_whole
 from probjax.data.rows import refuse_mask
+from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
     check_excludable,
-    index,
+    index_rows,
     unobserved_neighbours,
 )
 from probjax.objectives.missing import (
@@ -28,15 +28,14 @@ from probjax.objectives.missing import (
 )
 from probjax.potential import check_energy, potential, unbounded
 from probjax.recipe import recipe, static
+from probjax.trees import zeros_of
 from probjax.types import (
     Array,
-    Connectivity,
     Context,
     Data,
     Energy,
     Gaps,
     Moves,
-    Objective,
     Params,
     PRNGKeyArray,
     Scalar,
@@ -44,40 +43,48 @@ from probjax.types import (
 )
 
 
-class Kept(NamedTuple):
-    """What a row's gaps depend on beside its state; () for what they do not."""
+class GapContext(NamedTuple):
+    """Context of a row; () for fields that are not needed."""
 
     moves: Moves = ()
-    """The random part of the neighbourhood."""
+    """Random part of the neighbourhood; () if the connectivity is deterministic."""
     counted: Array | tuple[()] = ()
-    """Which neighbours count."""
+    """Whether each neighbour counts; () if all count."""
     x: State = ()
-    """The row with its missing entries filled in."""
+    """Row with imputed entries; () if no entries are missing."""
 
 
 @recipe
 class GapObjective(Objective):
     """`reduction` over rows of `score` of the gaps to their neighbours.
 
-    A row's context is a `Kept`; () will do where nothing is. With `exclude_data` the
-    data, ready to be looked up, are shared; where entries are missing, whether a round
-    has begun.
+    The context of a row is a `GapContext`, or () if all of its fields are. The shared
+    context is the indexed data with `exclude_data`; with missing entries, whether a
+    round has begun.
     """
 
     energy: Energy = static()
+    """`energy(params, x)` of one state."""
     connectivity: Connectivity
+    """Neighbours of a state."""
     score: Callable[[Gaps], Scalar] = static()
+    """Loss of one row as a function of its gaps."""
     reduction: Callable[[Array, Array], Scalar] = static()
+    """Reduction of the losses of rows, given their weights, to one number."""
     exclude_data: bool = static(default=False)
+    """Whether to leave out neighbours that are rows of the data."""
 
     def prepare(self, params: Params, data: Data) -> Data:
-        check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
+        check_interface("connectivity", self.connectivity, Connectivity, "BitFlips()")
         data = data._replace(x=self.connectivity.prepare(data.x))
         check_energy(self.energy, params, data.x)
         if self.exclude_data:
-            refuse_mask(data, "exclude_data looks for complete rows")
+            refuse_mask(data, "exclude_data needs complete rows")
             if not holds(is_whole, data.x):
-                raise ValueError("exclude_data needs whole numbers: bits or letters")
+                raise ValueError(
+                    "data must be bits or letters if exclude_data is True, got numbers "
+                    "that are not whole"
+                )
             if is_concrete((params, data, self)):
                 check_excludable(self.connectivity, data, self._trials(params, data))
         if data.mask is not None:
@@ -85,18 +92,16 @@ class GapObjective(Objective):
         return data
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        kept, shared = Kept(), ()
+        rows, shared = GapContext(), ()
         if self.exclude_data:
-            shared = index(data)
+            shared = index_rows(data)
         if data.mask is not None:
-            kept, shared = Kept(x=draw_from_others(key, data)), jnp.asarray(False)
+            rows, shared = GapContext(x=draw_from_others(key, data)), jnp.asarray(False)
         if not self._is_random(params, data):
-            return Context(
-                kept._replace(counted=self._counted(kept, data, shared)), shared
-            )
-        shapes = jax.eval_shape(self.refresh, key, params, data, Context(kept, shared))
-        blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.rows)
-        return Context(blank._replace(x=kept.x), shared)
+            counted = self._counted(rows, data, shared)
+            return Context(rows._replace(counted=counted), shared)
+        shapes = jax.eval_shape(self.refresh, key, params, data, Context(rows, shared))
+        return Context(zeros_of(shapes.rows)._replace(x=rows.x), shared)
 
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
@@ -104,28 +109,29 @@ class GapObjective(Objective):
         is_random = self._is_random(params, data)
         if data.mask is None and not is_random:
             return context
-        kept, shared = Kept(*context.rows), context.shared
+        rows, shared = GapContext(*context.rows), context.shared
         move_key, fill_key = jax.random.split(key)
         x = data.x
         if data.mask is not None:
             model = potential(self.energy, params)
             letters = num_letters(self.connectivity)
-            drawn = draw_from_model(fill_key, model, kept.x, data.mask, letters)
-            # Before the first round nothing was fitted, and the model says nothing.
-            x = jax.tree.map(partial(jnp.where, shared), drawn, kept.x)
-            kept, shared = kept._replace(x=x), jnp.asarray(True)
+            drawn = draw_from_model(fill_key, model, rows.x, data.mask, letters)
+            # In the first round the model is not fitted yet, so entries imputed from
+            # other rows are kept.
+            x = jax.tree.map(partial(jnp.where, shared), drawn, rows.x)
+            rows, shared = rows._replace(x=x), jnp.asarray(True)
         if is_random:
-            kept = kept._replace(moves=self._draw(move_key, params, x))
-        counted = self._counted(kept, data, shared)
-        return Context(kept._replace(counted=counted), shared)
+            rows = rows._replace(moves=self._draw(move_key, params, x))
+        counted = self._counted(rows, data, shared)
+        return Context(rows._replace(counted=counted), shared)
 
-    def row(self, params: Params, x: State, context: Kept | tuple[()]) -> Scalar:
-        kept = Kept(*context)
-        x = kept.x if jax.tree.leaves(kept.x) else x
-        gaps = self.connectivity.gaps(potential(self.energy, params), x, kept.moves)
-        if isinstance(kept.counted, tuple):
+    def row(self, params: Params, x: State, context: GapContext | tuple[()]) -> Scalar:
+        own = GapContext(*context)
+        x = own.x if jax.tree.leaves(own.x) else x
+        gaps = self.connectivity.gaps(potential(self.energy, params), x, own.moves)
+        if isinstance(own.counted, tuple):
             return self.score(gaps)
-        counted = kept.counted.reshape(gaps.weight.shape)
+        counted = own.counted.reshape(gaps.weight.shape)
         return self.score(gaps._replace(weight=jnp.where(counted, gaps.weight, 0)))
 
     def reduce(self, values: Array, weights: Array) -> Scalar:
@@ -136,15 +142,14 @@ class GapObjective(Objective):
         return self.exclude_data
 
     def unbounded(self, params: Params, data: Data) -> str:
-        """What in the data leaves parameters without a finite estimate, in words."""
         return unbounded(self.energy, params, data)
 
-    def _counted(self, kept, data, shared):
-        """Which neighbours count, () if all do."""
+    def _counted(self, rows, data, shared):
+        """Whether each neighbour of each row counts; () if all count."""
         if data.mask is not None:
-            return observed_moves(self.connectivity, kept.x, data.mask, kept.moves)
+            return observed_moves(self.connectivity, rows.x, data.mask, rows.moves)
         if self.exclude_data:
-            return unobserved_neighbours(self.connectivity, shared, data.x, kept.moves)
+            return unobserved_neighbours(self.connectivity, shared, data.x, rows.moves)
         return ()
 
     def _draw(self, key, params, x):
@@ -153,14 +158,14 @@ class GapObjective(Objective):
         return jax.vmap(self.connectivity.draw, (0, None, 0))(keys, model, x)
 
     def _trials(self, params, data):
-        """Moves to look for an unobserved neighbour with."""
+        """Moves with which `check_excludable` searches for an unobserved neighbour."""
         if not self._is_random(params, data):
             return [()]
-        # Several draws, as one may be unlucky where rows are few.
+        # Several draws, because one draw may miss all of them if there are few rows.
         return (_drawn(self, jax.random.key(i), params, data) for i in range(4))
 
     def _is_random(self, params, data):
-        """Whether there are moves, so that the neighbours change with every refresh."""
+        """Whether the connectivity draws moves, so that neighbours are random."""
         moves = jax.eval_shape(self._draw, jax.random.key(0), params, data.x)
         return bool(jax.tree.leaves(moves))
 

@@ -1,10 +1,10 @@
-"""Maximum likelihood, where the partition function can be had.
+"""Maximum likelihood with an exact partition function.
 
     loss = mean over rows of E(x) + log Z,    -log p per row,
 
-with log Z by a function of the parameters (a transfer matrix, a closed form) or, for
-small spaces, by enumerating every state. It is what all other estimators are measured
-against.
+where log Z is a function of the parameters (a transfer matrix, a closed form) or, for
+small state spaces, the sum over all states. Other estimators are compared with this
+one.
 
 Reference: thesis, introduction, "Parameter Estimation Techniques".
 """
@@ -15,6 +15,7 @@ import jax
 
 from probjax import exact
 from probjax.data.rows import refuse_mask
+from probjax.interfaces import Objective
 from probjax.potential import check_energy, check_normalisable, unbounded
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
@@ -23,7 +24,6 @@ from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -34,20 +34,24 @@ from probjax.types import (
 
 @recipe
 class Enumeration:
-    """The discrete space that is enumerated, read off the data."""
+    """Discrete state space that is enumerated."""
 
     size: int = static()
+    """Number of sites."""
     num_states: int = static()
+    """Number of letters of a site."""
 
 
 @recipe
 class MaximumLikelihood(Objective):
-    """Mean over rows of -log p(x) in nats, exactly.
+    """Mean over rows of -log p(x) in nats, with the exact log Z.
 
     Args:
-        log_z: the log partition function of `params`, module-level and differentiable,
-            as `rbm.log_z`; if None, every state of the data's sites is enumerated.
-        num_states: letters of a site, where states are enumerated.
+        energy: `energy(params, x)` of one state.
+        log_z: `log_z(params)`, a differentiable function defined at the top level of a
+            module, such as `rbm.log_z`; if None, all states of the data's sites are
+            enumerated.
+        num_states: number of letters of a site, if states are enumerated.
 
     >>> from probjax import ising, loss
     >>> flat, rows = ising.from_matrix([[0, 0], [0, 0]]), exact.states(2)
@@ -61,7 +65,7 @@ class MaximumLikelihood(Objective):
     num_states: int = static(default=2)
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_mask(data, "the likelihood is of complete rows")
+        refuse_mask(data, "the likelihood needs complete rows")
         if self.log_z is not None:
             x = jax.tree.map(floating, data.x)
         elif self.num_states == 2:
@@ -87,7 +91,6 @@ class MaximumLikelihood(Objective):
         )
 
     def unbounded(self, params: Params, data: Data) -> str:
-        """What in the data leaves parameters without a finite estimate, in words."""
         return unbounded(self.energy, params, data)
 
     def _space(self, x):

@@ -1,4 +1,4 @@
-"""One unit at a time: interaction screening, and pseudolikelihood without tying.
+"""One unit at a time: interaction screening and node-wise logistic regression.
 
 With gap = E(x) - E(x with unit n flipped), the loss of unit n is
 
@@ -6,14 +6,15 @@ With gap = E(x) - E(x with unit n flipped), the loss of unit n is
     logRISE: log mean exp(gap / 2)
     logistic: mean softplus(gap)
 
-over rows. A unit's loss involves its own couplings alone, so each unit is fitted on its
-own, all of them at once under `vmap`; a coupling comes out twice, once from either end,
-and `ising.symmetrised` takes the mean. Tying the two from the start, as `MPF` (the sum
-of all RISE losses) and `PseudoLikelihood` do, makes better use of the data.
+over rows. The loss of a unit depends on the couplings of that unit only, so units are
+fitted separately, all of them at once under `vmap`. Each coupling is estimated twice,
+once from either unit, and `ising.symmetrised` takes the mean. `MPF` (the sum of all
+RISE losses) and `PseudoLikelihood` estimate each coupling once, which uses the data
+better.
 
 Reference: Vuffray, Misra, Lokhov and Chertkov, NeurIPS 2016; Lokhov, Vuffray, Misra and
 Chertkov, Science Advances 4, e1700791 (2018), whose penalty has the strength
-c sqrt(log(p^2 / .05) / n).
+c sqrt(log(p^2 / 0.05) / n).
 """
 
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from probjax.types import ArrayLike, Energy
 
 
 def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Mean over rows of exp(gap / 2) of one unit; overflows far from the minimum.
+    """Mean over rows of exp(gap / 2) of unit `node`; overflows far from the minimum.
 
     >>> from probjax import ising, loss
     >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
@@ -39,7 +40,8 @@ def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
 
 
 def LogRISE(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Logarithm of the mean over rows of exp(gap / 2): the flow of one unit's flips.
+    """Logarithm of the mean over rows of exp(gap / 2): the log flow of one unit's
+    flips.
 
     >>> from probjax import ising, loss
     >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
@@ -63,10 +65,12 @@ def NodeLikelihood(energy: Energy, node: ArrayLike) -> GapObjective:
 
 
 def screening_strength(num_units: int, num_rows: float, *, constant: float) -> float:
-    """Constant * sqrt(log(num_units^2 / .05) / num_rows), per coupling of spins.
+    """Compute constant * sqrt(log(num_units^2 / 0.05) / num_rows), per coupling of
+    spins.
 
-    Published constants: .4 for `RISE`, .8 for `LogRISE`, .2 for `NodeLikelihood`. A
-    coupling of spins is -J / 2, so give `L1` half of it as the strength per J.
+    Published constants are 0.4 for `RISE`, 0.8 for `LogRISE` and 0.2 for
+    `NodeLikelihood`. A coupling of spins is -J / 2, so half of the result is the
+    strength of an `L1` penalty on J.
 
     >>> round(screening_strength(16, 1000, constant=0.4), 4)
     0.037

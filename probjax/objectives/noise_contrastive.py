@@ -1,17 +1,17 @@
-"""Noise-contrastive estimation: tell the data from noise of a known density.
+"""Noise-contrastive estimation: classify data against noise of a known density.
 
-With n draws y of a base q for every row x, and the log ratio of model to noise
+With n draws y from a base q for every row x, and the log ratio of model to noise
 
     r(x) = -E(x) - log Z - log q(x) - log n,
 
-the loss is that of the logistic regression that tells them apart,
+the loss is that of logistic regression between data and noise,
 
     mean over rows of softplus(-r(x)) + sum_y softplus(r(y)).
 
-Nothing makes exp(-E) / Z sum to one but the data, so log Z is a parameter like the
-others, and comes out as the partition function. The nearer the noise is to the data,
-and the more of it, the less is lost against maximum likelihood, which is the limit of
-endless noise.
+The model is not constrained to be normalised, so log Z is a parameter like the others;
+its estimate is the log partition function. The estimator is the more efficient the
+closer the noise is to the data and the more noise there is; with infinitely many draws
+it is maximum likelihood.
 
 Reference: Gutmann and Hyvarinen, JMLR 13, 307 (2012).
 """
@@ -21,22 +21,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_count, check_role, holds
+from probjax.checks import check_count, check_interface, holds
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.interfaces import Base, Objective
 from probjax.potential import check_energy
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
-from probjax.types import (
-    Base,
-    Context,
-    Data,
-    Energy,
-    Objective,
-    Params,
-    PRNGKeyArray,
-    Scalar,
-    State,
-)
+from probjax.types import Context, Data, Energy, Params, PRNGKeyArray, Scalar, State
 
 
 class Normalised(NamedTuple):
@@ -49,21 +40,26 @@ class Normalised(NamedTuple):
     """
 
     params: Params
-    """What the energy takes."""
+    """Parameters of the energy."""
     log_z: Scalar
-    """Learned with them."""
+    """Log partition function, fitted like the other parameters."""
 
 
 @recipe
 class NoiseContrast(Objective):
-    """The data against `num_noise` draws of `base` for every row.
+    """The data against `num_noise` draws from `base` for every row.
 
-    It is fitted in `Normalised` parameters, begun with `start(params)`; a penalty that
-    spares log Z has `weights=Normalised(weights, 0.0)`. The noise, a
-    row's context, is drawn anew at every refresh and fixed in between, so that the
-    loss is a function to be minimised.
+    The parameters of a fit are a `Normalised`; start at `start(params)`. To leave log Z
+    out of a penalty, pass `weights=Normalised(weights, 0.0)` to the penalty. The noise,
+    which is the context of a row, is redrawn at each refresh and fixed within a round,
+    so that the loss can be minimised.
 
-    Where model and noise are alike, nothing tells them apart:
+    Args:
+        energy: `energy(params, x)` of one state.
+        base: distribution of the noise.
+        num_noise: number of draws for each row.
+
+    If the model equals the noise, each term is that of a fair coin:
 
     >>> from probjax import Gaussian, loss
     >>> def energy(precision, x):
@@ -82,28 +78,26 @@ class NoiseContrast(Objective):
         check_count("num_noise", self.num_noise)
 
     def start(self, params: Params) -> Normalised:
-        """`params` with the log Z of the base, to begin a fit at."""
+        """Return `params` with the log Z of the base, the start of a fit."""
         log_z = jnp.asarray(self.base.log_z, float_dtype(params))
         return Normalised(params, log_z)
 
     def prepare(self, params: Normalised, data: Data) -> Data:
-        refuse_mask(data, "noise contrast compares densities of complete rows")
-        check_role("base", self.base, Base, "Gaussian(10)")
+        refuse_mask(data, "noise contrast needs complete rows")
+        check_interface("base", self.base, Base, "Gaussian(10)")
         if data.weights is not None and not holds(_is_share, data.weights):
             raise ValueError(
-                "weights above 1 would count one draw of noise for many rows: give "
-                "rows as often as they were seen, without weights"
+                "weights must be at most 1, got larger ones, which would use one draw "
+                "of noise for several rows; try to repeat rows instead"
             )
         if not isinstance(params, Normalised):
             raise ValueError(
-                "noise contrast learns log Z too: start from objective.start(params)"
+                f"params must be a Normalised, got a {type(params).__name__}, because "
+                "log Z is fitted too; try objective.start(params)"
             )
         data = data._replace(x=self.base.prepare(data.x))
         check_energy(self.energy, params.params, data.x)
         return data
-
-    def init(self, key: PRNGKeyArray, params: Normalised, data: Data) -> Context:
-        return self.refresh(key, params, data, Context((), ()))
 
     def refresh(
         self, key: PRNGKeyArray, params: Normalised, data: Data, context: Context

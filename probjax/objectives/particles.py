@@ -1,15 +1,17 @@
-"""Particles that stand for the model, and are carried from round to round of a fit.
+"""Persistent particles: samples of the model that a fit carries from round to round.
 
-A round moves them by a few steps of a sampler at the parameters it begins with, and
-keeps their energies there. While the parameters descend, weights
+At the start of a round, a few steps of a sampler move the particles at the current
+parameters, and their energies there are stored. As the parameters change during the
+round, the importance weights
 
     w = exp(E(x; at the refresh) - E(x; now))
 
-tell how well they still stand for the model; at the next refresh `ess` counts them.
-Moves taken for a model that has changed since count for less, which makes an *effective
-age*: before each round it shrinks to the share of particles that is still effective,
-and then grows by the moves. It should be well above the sampler's autocorrelation time,
-or the particles do not follow the model.
+measure how well the particles still represent the model; the next refresh computes
+their effective sample size, `ess`. Moves at earlier parameters count less, which
+defines an *effective age*: at each refresh the age is multiplied by the effective
+fraction of the particles, and then increased by the number of moves. If the age is not
+well above the autocorrelation time of the sampler, the particles do not follow the
+model.
 
 Reference: thesis, "Persistent MPF", "Persistent Samples"; Tieleman, ICML 2008.
 """
@@ -19,9 +21,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role
+from probjax.checks import check_interface
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
+from probjax.interfaces import Sampler
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.adaptation import first_step, move_chains
 from probjax.trees import float_dtype
@@ -32,86 +35,93 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
 
-FEW, RARE = 0.1, 0.3
+MIN_ESS_FRACTION = 0.1
+MIN_ACCEPTANCE = 0.3
 
 
 class PersistentParticles(NamedTuple):
-    """Where particles are, and how they do."""
+    """States of persistent particles, and diagnostics of their last refresh."""
 
     x: State
-    """Their states, leaves `(particle, ...)`."""
+    """States of the particles, leaves `(particle, ...)`."""
     reference: Float[Array, " particle"]
-    """Their energies at the parameters they were last moved with."""
+    """Energies at the parameters of the last refresh."""
     accept: Scalar
-    """The share of proposals accepted when they were."""
+    """Fraction of proposals that were accepted in the last refresh."""
     ess: Scalar
-    """How many of them still stood for the model just before that."""
+    """Effective number of particles just before the last refresh."""
     age: Scalar
-    """Their effective age, in moves."""
+    """Effective age, in moves."""
     step_size: Scalar | None
-    """The sampler's by now; None if it has none, or does not follow."""
+    """Adapted step size; None if the step size is not adapted."""
 
     def describe(self) -> str:
-        """In words: how they did at the last refresh, and what to do about it."""
+        """Describe the last refresh, with advice if the particles are unreliable."""
         count, ess, accept = len(self.reference), float(self.ess), float(self.accept)
-        said = (
+        text = (
             f"{accept:.0%} of proposals accepted, {ess:,.0f} of {count:,} particles "
             f"effective after a round, effective age {float(self.age):.0f} moves"
         )
-        if not ess > FEW * count:
-            said += "; rounds go too far for them: take fewer steps_per_round"
-        if accept < RARE:
-            said += "; they hardly move: take a shorter step_size, or let it follow"
-        return said
+        if not ess > MIN_ESS_FRACTION * count:
+            text += "; parameters move too far in a round: try fewer steps_per_round"
+        if accept < MIN_ACCEPTANCE:
+            text += (
+                "; few proposals are accepted: try a smaller step_size or adapt=True"
+            )
+        return text
 
 
 def prepare_rows(
-    energy: Energy, sampler: Any, params: Params, data: Data, why: str
+    energy: Energy, sampler: Any, params: Params, data: Data, reason: str
 ) -> Data:
-    """`data` that the sampler can move, complete rows only, as `why` says."""
-    refuse_mask(data, why)
-    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+    """Check data, the sampler and the energy; return data that the sampler can move.
+
+    Missing entries raise an error that begins with `reason`.
+    """
+    refuse_mask(data, reason)
+    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_energy(energy, params, data.x)
     check_normalisable(energy, params)
     return data._replace(x=sampler.prepare(potential(energy, params), data.x))
 
 
-def refuse_replicas(sampler: Sampler) -> None:
-    """Raise if a sampler cannot continue a chain where another round left it."""
-    check_role("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+def check_resumable(sampler: Sampler) -> None:
+    """Raise if `init` of a sampler at the last state does not continue its chain."""
+    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     if not sampler.resumable:
         raise ValueError(
-            f"{type(sampler).__name__} keeps replicas beside the state, which every "
-            "round would begin anew, and so change the model: use the sampler within"
+            f"sampler must be resumable, got {type(sampler).__name__}, whose replicas "
+            "would restart in every round and bias the chains; try the sampler that it "
+            "wraps"
         )
 
 
 def start_particles(
     key: PRNGKeyArray, objective: Any, params: Params, data: Data
 ) -> PersistentParticles:
-    """Particles of an objective, at rows drawn by their weights.
+    """Create the particles of an objective at rows drawn according to the weights.
 
-    If it says no number, and rows have no weights, there is one at each row.
+    If `num_particles` is None and rows have no weights, one particle starts at each
+    row.
     """
     rows, weights, count = num_rows(data), data.weights, objective.num_particles
     x = data.x
     if count is not None or weights is not None:
-        chances = None if weights is None else weights / weights.sum()
-        chosen = jax.random.choice(key, rows, (count or rows,), p=chances)
+        probs = None if weights is None else weights / weights.sum()
+        chosen = jax.random.choice(key, rows, (count or rows,), p=probs)
         x = jax.tree.map(lambda leaf: leaf[chosen], x)
     reference = energies(objective.energy, params, x)
-    kind = reference.dtype
+    dtype = reference.dtype
     return PersistentParticles(
         x=x,
         reference=reference,
-        accept=jnp.ones((), kind),
-        ess=jnp.asarray(len(reference), kind),
-        age=jnp.zeros((), kind),
+        accept=jnp.ones((), dtype),
+        ess=jnp.asarray(len(reference), dtype),
+        age=jnp.zeros((), dtype),
         step_size=first_step(objective.sampler, objective.adapt, params),
     )
 
@@ -119,11 +129,12 @@ def start_particles(
 def move_particles(
     key: PRNGKeyArray, objective: Any, params: Params, particles: PersistentParticles
 ) -> PersistentParticles:
-    """Particles moved at `params`, which they go with from then on."""
+    """Move particles at `params`, which become their reference parameters."""
     now = energies(objective.energy, params, particles.x)
-    fall = particles.reference - now
-    # A particle without a finite energy stands for nothing.
-    ess = importance_ess(jnp.where(jnp.isfinite(fall), fall, -jnp.inf))
+    log_weights = particles.reference - now
+    # Particles without a finite energy get weight 0.
+    finite = jnp.isfinite(log_weights)
+    ess = importance_ess(jnp.where(finite, log_weights, -jnp.inf))
     x, accept, step_size = move_chains(
         key,
         objective.energy,
@@ -145,6 +156,6 @@ def move_particles(
 
 
 def energies(energy: Energy, params: Params, x: State) -> Float[Array, " row"]:
-    """The energies of many states."""
-    found = jax.vmap(energy, (None, 0))(params, x)
-    return found.astype(float_dtype(params))
+    """Compute the energy of every row of `x`, in the dtype of `params`."""
+    values = jax.vmap(energy, (None, 0))(params, x)
+    return values.astype(float_dtype(params))

@@ -3,10 +3,12 @@
     L1: strength * sum_i w_i |theta_i|        L2: strength * sum_i w_i theta_i^2
     GroupL1: strength * sum_g w_g |theta_g|
 
-`weights` is a tree like the parameters, by default ones; `ising.couplings_only(params)`
-spares the biases. A leaf of it is one number for the whole leaf of parameters, or an
-array with one for each entry (of `GroupL1`: for each group). A parameter shared by two
-entries of a matrix is counted once.
+`weights` is a tree like the parameters. Each leaf of it is one number for the whole
+leaf of parameters, or an array with one number for each entry (for `GroupL1`: for each
+group). The default is weight 1 for all parameters, or for the couplings only where an
+estimator or the command line restricts the penalty to couplings (`sparing`).
+`ising.couplings_only(params)` returns weights that do not penalise biases. A parameter
+that appears in two entries of a symmetric matrix is counted once.
 """
 
 import dataclasses
@@ -16,15 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds
+from probjax.interfaces import Penalty
 from probjax.recipe import recipe
-from probjax.types import Params, Penalty, PyTree, Scalar
+from probjax.types import Params, PyTree, Scalar
 
-FAINT = 1e-4
+BIAS_STRENGTH = 1e-4
 
 
 @recipe
 class L2(Penalty):
-    """strength * sum_i w_i theta_i^2: shrinks.
+    """strength * sum_i w_i theta_i^2, which shrinks parameters.
 
     >>> float(L2(0.5).value(jnp.array([1.0, -3.0])))
     5.0
@@ -52,7 +55,7 @@ class L2(Penalty):
 
 @recipe
 class L1(Penalty):
-    """strength * sum_i w_i |theta_i|: shrinks, and leaves exact zeros.
+    """strength * sum_i w_i |theta_i|, which shrinks, and sets some entries to zero.
 
     >>> L1(0.5).prox(jnp.array([1.0, -3.0, 0.25]), 1.0).tolist()
     [0.5, -2.5, 0.0]
@@ -84,20 +87,17 @@ class L1(Penalty):
         return _each(shrink, params, self.weights)
 
     def vanishing(self, gradient: Params) -> Scalar:
-        """The least strength that keeps at zero what is penalised and is there.
-
-        The dual norm of the loss's gradient: max_i |g_i| / w_i over w_i > 0.
-        """
+        """Compute the dual norm of the gradient: max_i |g_i| / w_i over w_i > 0."""
         return _largest(lambda g, w: _ratio(jnp.abs(g), w), gradient, self.weights)
 
 
 @recipe
 class GroupL1(Penalty):
-    """strength * sum_g w_g |theta_g|: shrinks, and leaves whole groups exactly zero.
+    """strength * sum_g w_g |theta_g|, which shrinks, and sets whole groups to zero.
 
-    The groups are leaf[i] for every leaf and i, entries with the same leading index,
-    and |theta_g| is their Euclidean length. In a vector each entry is a group, which is
-    `L1`; a scalar is one too.
+    The groups are leaf[i] for every leaf and i, the entries with the same leading
+    index, and |theta_g| is their Euclidean norm. In a vector each entry is a group, so
+    that the penalty is `L1`; a scalar is a group too.
 
     Reference: Yuan and Lin, "Model selection and estimation in regression with grouped
     variables", JRSS B 68 (2006).
@@ -123,39 +123,37 @@ class GroupL1(Penalty):
         return _sparing(self, couplings)
 
     def value(self, params: Params) -> Scalar:
-        def weighed(p, w):
-            return w * _lengths(p)
+        def weighted_norms(p, w):
+            return w * _norms(p)
 
-        return self.strength * _total(weighed, params, self.weights, _per_group)
+        return self.strength * _total(weighted_norms, params, self.weights, _per_group)
 
     def prox(self, params: Params, step: Scalar) -> Params:
         def shrink(p, w):
-            # A length that is zero must shrink to zero and not to NaN.
-            lengths = jnp.maximum(_lengths(p), jnp.finfo(p.dtype).tiny)
-            kept = jnp.maximum(1 - step * self.strength * w / lengths, 0)
-            return p * kept.reshape(kept.shape + (1,) * (p.ndim - 1))
+            # A group of norm zero must shrink to zero and not to NaN.
+            norms = jnp.maximum(_norms(p), jnp.finfo(p.dtype).tiny)
+            factor = jnp.maximum(1 - step * self.strength * w / norms, 0)
+            return p * factor.reshape(factor.shape + (1,) * (p.ndim - 1))
 
         return _each(shrink, params, self.weights, _per_group)
 
     def vanishing(self, gradient: Params) -> Scalar:
-        """The least strength that keeps at zero what is penalised and is there.
-
-        The dual norm of the loss's gradient: max_g |gradient_g| / w_g over w_g > 0.
-        """
+        """Compute the dual norm: max_g |gradient_g| / w_g over w_g > 0."""
 
         def ratios(g, w):
-            return _ratio(_lengths(g), w)
+            return _ratio(_norms(g), w)
 
         return _largest(ratios, gradient, self.weights, _per_group)
 
 
 @recipe
-class Both(Penalty):
+class PenaltySum(Penalty):
     """The sum of two penalties on different parameters.
 
-    Its proximal map is then that of one after that of the other.
+    The proximal map applies that of `first` and then that of `second`, which is exact
+    because they penalise different parameters.
 
-    >>> both = Both(L1(1.0, weights=[1.0, 0.0]), L2(0.5, weights=[0.0, 1.0]))
+    >>> both = PenaltySum(L1(1.0, weights=[1.0, 0.0]), L2(0.5, weights=[0.0, 1.0]))
     >>> [float(leaf) for leaf in both.prox([3.0, 3.0], 1.0)]
     [2.0, 1.5]
     """
@@ -175,18 +173,18 @@ class Both(Penalty):
 
 
 def _sparing(penalty, couplings):
-    """Restrict a penalty without weights to couplings, with a faint `L2` on the rest.
+    """Restrict a penalty without weights to couplings, with a weak `L2` on biases.
 
-    A bias of zero is not simpler than another: it is a mean of one half. The faint
-    penalty keeps the biases of units that never change finite.
+    Biases are not shrunk, because a bias of zero is not simpler than another: it means
+    a mean of one half. The weak penalty keeps biases of constant units finite.
     """
     if penalty.weights is not None:
         return penalty
-    # One number for each leaf is of the right shape for groups as well.
+    # One number for each leaf has a valid shape for groups, too.
     couplings = jax.tree.map(partial(jnp.max, initial=0), couplings)
     biases = jax.tree.map(lambda weight: 1 - weight, couplings)
     weighted = dataclasses.replace(penalty, weights=couplings)
-    return Both(weighted, L2(FAINT, weights=biases))
+    return PenaltySum(weighted, L2(BIAS_STRENGTH, weights=biases))
 
 
 def _check(strength, weights):
@@ -200,23 +198,25 @@ def _is_weight(value):
 
 
 def _per_group(leaf):
-    """The shape of one number for each group of a leaf."""
+    """Shape of the weights of a leaf: one number for each group."""
     return jnp.shape(leaf)[:1]
 
 
-def _lengths(leaf):
+def _norms(leaf):
+    """Euclidean norm of each group of a leaf."""
     squares = jnp.sum(leaf**2, axis=tuple(range(1, jnp.ndim(leaf))))
-    # The slope of a length at zero is taken to be zero, as that of |theta| is.
-    away = squares > 0
-    return jnp.where(away, jnp.sqrt(jnp.where(away, squares, 1)), 0)
+    # The gradient of a norm at zero is defined as zero, like that of |theta|.
+    positive = squares > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
 
 
 def _ratio(size, weight):
+    """Size / weight, or 0 for entries of weight 0."""
     return jnp.where(weight > 0, size / jnp.where(weight > 0, weight, 1), 0)
 
 
 def _each(function, params, weights, shape=jnp.shape):
-    """`function(leaf, weight)` for all leaves; `shape` is that of a leaf's weights."""
+    """Apply `function(leaf, weight)` to all leaves; `shape` returns that of weights."""
     params = jax.tree.map(jnp.asarray, params)
     if weights is None:
         return jax.tree.map(lambda p: function(p, 1), params)
@@ -229,7 +229,7 @@ def _each(function, params, weights, shape=jnp.shape):
     for p, w in zip(jax.tree.leaves(params), jax.tree.leaves(weights), strict=True):
         if jnp.shape(w) not in ((), shape(p)):
             raise ValueError(
-                f"weights must be one number or of shape {shape(p)} for a leaf of "
+                f"weights must be one number or have shape {shape(p)} for a leaf of "
                 f"shape {p.shape}, got shape {jnp.shape(w)}"
             )
     return jax.tree.map(function, params, weights)

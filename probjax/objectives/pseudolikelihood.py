@@ -1,14 +1,14 @@
-"""Objectives that compare a state with its neighbours site by site.
+"""Pseudolikelihood and ratio matching, which compare a state with neighbours by site.
 
-Pseudolikelihood replaces the likelihood by the product of every site's conditional
-given all others. With gap_na = E(x) - E(x with site n set to a),
+Pseudolikelihood replaces the likelihood by the product over sites of the conditional
+probability of a site given all others. With gap_na = E(x) - E(x with site n set to a),
 
     -log p(x_n | rest) = log(1 + sum_(a != x_n) exp(gap_na)),
 
-which for two states is softplus(gap_n): the logistic loss on the same gaps whose
-exponential is the probability flow. All conditionals share the parameters of one
-energy, hence symmetric or joint pseudolikelihood. For continuous states the sum over
-letters is an integral over a line, taken by quadrature:
+which for two letters is softplus(gap_n), the logistic loss of the gap. The probability
+flow is a sum of exp(gap / 2) over the same gaps. All conditionals share the parameters
+of one energy: this is the symmetric (joint) pseudolikelihood. For continuous states the
+sum over letters is an integral, computed by quadrature:
 
     -log p(x_n | rest) = log integral of exp(E(x) - E(x with x_n = u)) du.
 
@@ -30,7 +30,8 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
     """Mean over rows of -sum_n log p(x_n | the other sites).
 
     Args:
-        num_states: letters of a site; with 2, states are bits.
+        energy: `energy(params, x)` of one state.
+        num_states: number of letters of a site; with 2, states are bits.
 
     >>> from probjax import ising, loss
     >>> flat, rows = ising.from_matrix([[0, 0], [0, 0]]), jnp.array([[0, 1], [1, 1]])
@@ -47,13 +48,14 @@ def ContinuousPseudoLikelihood(
 ) -> GapObjective:
     """Mean over rows of -sum_n log p(x_n | the other sites), for continuous states.
 
-    Every site of every row takes `num_points` evaluations of the energy.
+    The cost is `num_points` evaluations of the energy for every site of every row.
 
     Args:
-        lower: where conditional densities begin, for all sites or for each; beyond the
-            bounds they must be negligible, or the sites confined.
-        upper: where they end.
-        num_points: nodes of the quadrature, close enough to resolve them.
+        energy: `energy(params, x)` of one state.
+        lower: lower bounds of the sites, one number for all or one for each. Outside
+            the bounds, conditional densities must be zero or negligible.
+        upper: upper bounds of the sites, likewise.
+        num_points: number of quadrature nodes, enough to resolve conditional densities.
 
     >>> from probjax import loss
     >>> def energy(precision, x):
@@ -70,6 +72,9 @@ def ContinuousPseudoLikelihood(
 def RatioMatching(energy: Energy) -> GapObjective:
     """Mean over rows of sum_n p(flipped n | rest)^2 = sum_n sigmoid(gap_n)^2, for bits.
 
+    Args:
+        energy: `energy(params, x)` of one state.
+
     Reference: Hyvarinen, "Some extensions of score matching", CSDA 51 (2007).
 
     >>> from probjax import ising, loss
@@ -78,16 +83,16 @@ def RatioMatching(energy: Energy) -> GapObjective:
     >>> float(loss(jax.random.key(0), objective, flat, rows))  # 2 / 4
     0.5
     """
-    return GapObjective(energy, BitFlips(), squared_chances, weighted_mean)
+    return GapObjective(energy, BitFlips(), squared_flip_probs, weighted_mean)
 
 
-def squared_chances(gaps: Gaps) -> Scalar:
-    """sum_n p(x with bit n flipped | either)^2 of one state."""
+def squared_flip_probs(gaps: Gaps) -> Scalar:
+    """Compute sum_n p(1 - x_n | rest)^2 for one state from the gaps of its bits."""
     return jnp.sum(gaps.weight * jax.nn.sigmoid(gaps.gap) ** 2)
 
 
 def log_conditionals(gaps: Gaps) -> Scalar:
-    """-sum_n log p(x_n | rest) of one state from the gaps of its sites."""
+    """Compute -sum_n log p(x_n | rest) for one state from the gaps of its sites."""
     if gaps.gap.ndim == 1:
         return jnp.sum(gaps.weight * jax.nn.softplus(gaps.gap))
     others = jax.vmap(log_sum_exp)(gaps.gap, gaps.weight)
@@ -95,5 +100,5 @@ def log_conditionals(gaps: Gaps) -> Scalar:
 
 
 def log_densities(gaps: Gaps) -> Scalar:
-    """-sum_n log p(x_n | rest) of one state from the gaps along each of its sites."""
+    """Compute -sum_n log p(x_n | rest) for one state from gaps at quadrature nodes."""
     return jnp.sum(jax.vmap(log_sum_exp)(gaps.gap, gaps.weight))

@@ -1,20 +1,21 @@
-"""Score matching: learning a continuous density from its slopes at the data.
+"""Score matching: fitting a continuous density by the gradient of its logarithm.
 
     K_SM = mean over rows of |grad E(x)|^2 / 2 - laplacian E(x)
 
-is, to within a constant, half the mean squared distance between the slopes of the
-model's log density and of the data's. It is also the limit of the probability flow
-along small symmetric steps,
+is, up to a constant, half the mean squared distance between the gradients of the log
+densities of model and data. It is also the limit of the probability flow along small
+symmetric steps,
 
     K_SM = lim (K - 1) 4 / m,    m the mean square of one coordinate of a step,
 
-of which no derivative in x has to be taken. In many dimensions the laplacian is too
-dear, and random directions v with mean vv' = I stand for it:
+which needs no derivative in x. In many dimensions the Laplacian is expensive. It can be
+estimated with random directions v for which the mean of vv' is I:
 
     Hutchinson: |grad E|^2 / 2 - v'Hv        sliced: (v.grad E)^2 / 2 - v'Hv
 
-have K_SM as their mean over v, H being the Hessian in x. Denoising takes no second
-derivative at all, but matches the density of the data with noise of size s added,
+where H is the Hessian in x; the mean of both over v is K_SM. Denoising score matching
+needs no second derivative. It fits the density of the data with Gaussian noise of
+standard deviation s added,
 
     |grad E(x + s v) - v / s|^2 / 2.
 
@@ -32,17 +33,17 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count, holds, is_concrete
 from probjax.connectivity import Steps
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.interfaces import Objective
 from probjax.objectives.flow import MPF
-from probjax.objectives.gaps import Kept
+from probjax.objectives.gaps import GapContext
 from probjax.potential import check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.states import is_bit, is_spin
-from probjax.trees import floating
+from probjax.trees import first_row, floating
 from probjax.types import (
     Context,
     Data,
     Energy,
-    Objective,
     Params,
     PRNGKeyArray,
     PyTree,
@@ -53,10 +54,13 @@ from probjax.types import (
 
 @recipe
 class ScoreMatching(Objective):
-    """Mean over rows of |grad E|^2 / 2 - laplacian E, derivatives in x exact.
+    """Mean over rows of |grad E|^2 / 2 - laplacian E, with exact derivatives in x.
 
-    One row costs as much as one gradient of the energy for each of its coordinates.
-    The energy must be smooth in x, over a space without borders.
+    The cost of a row is about one gradient of the energy for each of its coordinates.
+    The energy must be smooth in x, and the state space must have no boundary.
+
+    Args:
+        energy: `energy(params, x)` of one state.
 
     >>> from probjax import loss
     >>> def energy(precision, x):
@@ -70,11 +74,11 @@ class ScoreMatching(Objective):
     energy: Energy = static()
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_mask(data, "score matching needs the slopes at complete rows")
+        refuse_mask(data, "score matching needs complete rows")
         if is_concrete(data.x) and (holds(is_bit, data.x) or holds(is_spin, data.x)):
             raise ValueError(
-                "score matching takes derivatives in x, for continuous states, but the "
-                "data are binary: use MPF, PseudoLikelihood or RatioMatching"
+                "data must be continuous for score matching, which differentiates in x, "
+                "got binary states; try MPF, PseudoLikelihood or RatioMatching"
             )
         data = data._replace(x=jax.tree.map(floating, data.x))
         check_energy(self.energy, params, data.x)
@@ -82,10 +86,10 @@ class ScoreMatching(Objective):
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         flat, unravel = ravel_pytree(x)
-        slope = jax.grad(lambda point: self.energy(params, unravel(point)))
+        gradient_at = jax.grad(lambda point: self.energy(params, unravel(point)))
 
         def curvature(axis):
-            gradient, change = jax.jvp(slope, (flat,), (axis,))
+            gradient, change = jax.jvp(gradient_at, (flat,), (axis,))
             return gradient, axis @ change
 
         axes = jnp.eye(flat.size, dtype=flat.dtype)
@@ -95,10 +99,14 @@ class ScoreMatching(Objective):
 
 @recipe
 class ScoreMatchingBySteps(Objective):
-    """(K - 1) 4 / m along small `steps`, which tends to the loss of `ScoreMatching`.
+    """(K - 1) 4 / m along small `steps`, which approximates `ScoreMatching`.
 
-    `steps` are `GaussianSteps`, `CubeSteps` or `BallSteps`. The difference is of the
-    order of their size squared; below a size of about 1e-2, float32 rounds it away.
+    The error is of the order of the squared size of the steps. With steps smaller than
+    about 1e-2, rounding in float32 dominates.
+
+    Args:
+        energy: `energy(params, x)` of one state.
+        steps: `GaussianSteps`, `CubeSteps` or `BallSteps`.
 
     >>> from probjax import loss
     >>> from probjax.connectivity import GaussianSteps
@@ -125,9 +133,9 @@ class ScoreMatchingBySteps(Objective):
         return self._flow().refresh(key, params, data, context)
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        moves = Kept(*context).moves
+        moves = GapContext(*context).moves
         gaps = self.steps.gaps(potential(self.energy, params), x, moves)
-        # K - 1 of one row, without the 1 that would swallow its digits.
+        # K - 1 of one row, computed with expm1 to avoid cancellation.
         excess = jnp.sum(gaps.weight * jnp.expm1(gaps.gap / 2))
         return 4 / self.steps.moment(x) * excess
 
@@ -137,16 +145,21 @@ class ScoreMatchingBySteps(Objective):
 
 @recipe
 class DrawnScoreMatching(Objective):
-    """Mean over rows and `num_draws` normal directions v of `term`.
+    """Mean over rows and over `num_draws` normal directions v of `term`.
 
-    Directions are drawn anew at every refresh; `term(slope, x, v, scale)` is of one
-    flat state, `slope` being the gradient of the energy. Made by the functions below.
+    Directions are redrawn at each refresh. `HutchinsonScoreMatching`,
+    `SlicedScoreMatching` and `DenoisingScoreMatching` construct it.
     """
 
     energy: Energy = static()
+    """`energy(params, x)` of one state."""
     term: Callable[..., Scalar] = static()
+    """`term(gradient_at, x, v, scale)` for a flat state x; `gradient_at` is a function
+    that returns the gradient of the energy."""
     scale: float
+    """Standard deviation of the noise, for denoising."""
     num_draws: int = static(default=1)
+    """Number of directions for each row."""
 
     def __post_init__(self):
         check_count("num_draws", self.num_draws)
@@ -156,27 +169,24 @@ class DrawnScoreMatching(Objective):
     def prepare(self, params: Params, data: Data) -> Data:
         return ScoreMatching(self.energy).prepare(params, data)
 
-    def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:
-        return self.refresh(key, params, data, Context((), ()))
-
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        first = ravel_pytree(jax.tree.map(lambda rows: rows[0], data.x))[0]
+        first = ravel_pytree(first_row(data.x))[0]
         shape = (num_rows(data), self.num_draws, first.size)
         return Context(jax.random.normal(key, shape, first.dtype), ())
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         flat, unravel = ravel_pytree(x)
-        slope = jax.grad(lambda point: self.energy(params, unravel(point)))
-        terms = jax.vmap(lambda v: self.term(slope, flat, v, self.scale))(context)
+        gradient_at = jax.grad(lambda point: self.energy(params, unravel(point)))
+        terms = jax.vmap(lambda v: self.term(gradient_at, flat, v, self.scale))(context)
         return jnp.mean(terms)
 
 
 def HutchinsonScoreMatching(
     energy: Energy, *, num_draws: int = 1
 ) -> DrawnScoreMatching:
-    """Score matching with the laplacian by random directions.
+    """Score matching with the Laplacian estimated along `num_draws` random directions.
 
     >>> from probjax import loss
     >>> def energy(precision, x):
@@ -190,7 +200,7 @@ def HutchinsonScoreMatching(
 
 
 def SlicedScoreMatching(energy: Energy, *, num_draws: int = 1) -> DrawnScoreMatching:
-    """Score matching of the slopes along random directions.
+    """Score matching of derivatives along `num_draws` random directions.
 
     >>> from probjax import loss
     >>> def energy(precision, x):
@@ -208,9 +218,10 @@ def DenoisingScoreMatching(
 ) -> DrawnScoreMatching:
     """Score matching of the data with Gaussian noise of standard deviation `scale`.
 
-    What is learned is the density of the noisy data, not of the data.
+    The fitted density is that of the noisy data. The noise of each row is drawn
+    `num_draws` times.
 
-    Rows that are all alike are those of a Gaussian of the noise's width:
+    If all rows are equal, the density of the noisy data is a Gaussian of width `scale`:
 
     >>> from probjax import loss
     >>> def energy(mean, x):
@@ -223,16 +234,16 @@ def DenoisingScoreMatching(
     return DrawnScoreMatching(energy, _denoising, scale, num_draws)
 
 
-def _hutchinson(slope, x, v, scale):
-    gradient, change = jax.jvp(slope, (x,), (v,))
+def _hutchinson(gradient_at, x, v, scale):
+    gradient, change = jax.jvp(gradient_at, (x,), (v,))
     return gradient @ gradient / 2 - v @ change
 
 
-def _sliced(slope, x, v, scale):
-    gradient, change = jax.jvp(slope, (x,), (v,))
+def _sliced(gradient_at, x, v, scale):
+    gradient, change = jax.jvp(gradient_at, (x,), (v,))
     return (v @ gradient) ** 2 / 2 - v @ change
 
 
-def _denoising(slope, x, v, scale):
-    miss = slope(x + scale * v) - v / scale
-    return miss @ miss / 2
+def _denoising(gradient_at, x, v, scale):
+    error = gradient_at(x + scale * v) - v / scale
+    return error @ error / 2

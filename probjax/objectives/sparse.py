@@ -1,20 +1,21 @@
-"""Any objective of a model with hidden units, with a cost on how often they are on.
+"""Any objective of a model with hidden units, with a penalty on their mean activity.
 
 With q_h the mean over rows of the probability that hidden unit h is on,
 
     loss = objective + strength * sum_h KL(p || q_h),
     KL(p || q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q)),
 
-for a target p. The slope of a term in a unit's log odds is the mean over rows of
-(q - p) s (1 - s) / (q (1 - q)), s being its probability in a row. A unit that is always
-on or always off is still told the way back.
+for a target p. With s the probability of a unit in a row, the derivative of a term in
+the log odds of the unit is the mean over rows of (q - p) s (1 - s) / (q (1 - q)). It
+does not vanish for a unit that is always on or always off.
 
-A penalty knows the parameters alone, while q is of the data. It is a function of a mean
-and not a mean over rows, so that it can stand neither inside a row's value (which holds
-every row near p, and inside the logarithm of MPF is no sum either) nor be frozen at a
-refresh (which is wrong after the first step). `fit` takes it as what it is, over the
-rows that each step sees: exact with all rows, in whatever chunks. The q of a minibatch
-is noisy, which biases its gradient by order 1 / batch_size.
+The term depends on the data through q, so it is not a penalty on the parameters. It is
+a function of a mean over rows, and not a mean over rows of a function. It therefore
+cannot be part of the value of a row, which would hold the activity in every row near p
+(and MPF takes a logarithm of the sum over rows). Nor can q be fixed at a refresh, which
+would be wrong after the first step. Instead, `fit` computes q from the rows of each
+step: exactly with all rows, also in chunks. With minibatches q is noisy, which biases
+the gradient by order 1 / batch_size.
 
 Reference: Hinton, "A practical guide to training restricted Boltzmann machines" (2010),
 section 11; Lee, Ekanadham and Ng, NeurIPS 2007, with a squared distance.
@@ -26,34 +27,28 @@ from dataclasses import KW_ONLY
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_role, holds
+from probjax.checks import check_interface, holds
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
+from probjax.interfaces import Objective, has_statistic
 from probjax.recipe import recipe, static
-from probjax.types import (
-    Array,
-    Data,
-    Float,
-    Objective,
-    Params,
-    Scalar,
-    State,
-    has_statistic,
-)
+from probjax.types import Array, Data, Float, Params, Scalar, State
 
 
 @recipe
 class Sparse(ForwardingObjective):
-    """`objective` with hidden units held near a share of rows in which they are on.
+    """`objective` with a penalty on hidden units whose mean activity differs from p.
 
-    Around `Corrupted` it counts the rows as they are; inside it is refused.
+    Around `Corrupted`, the activity is computed from the rows themselves; inside
+    `Corrupted` it raises an error.
 
     Args:
-        objective: any of a model with hidden bits, as `MPF(rbm.energy)`.
-        log_odds: `log_odds(params, x)`, of each hidden unit given one row, as
+        objective: objective of a model with hidden bits, such as `MPF(rbm.energy)`.
+        log_odds: `log_odds(params, x)` of each hidden unit given one row, such as
             `rbm.hidden_log_odds`.
-        target: p, the share of rows, or one for each unit.
-        strength: nats of loss for each nat of divergence from it.
+        target: p, the fraction of rows in which a unit is on; one number, or one for
+            each unit.
+        strength: factor of the sum of the KL divergences in the loss.
 
     >>> from probjax import MPF, exact, fit, rbm
     >>> objective = Sparse(
@@ -79,24 +74,25 @@ class Sparse(ForwardingObjective):
             raise ValueError(f"strength must not be negative, got {self.strength}")
 
     def prepare(self, params: Params, data: Data) -> Data:
-        refuse_mask(data, "hidden units are of complete rows")
-        check_role("objective", self.objective, Objective, "MPF(energy)")
+        refuse_mask(data, "activities of hidden units need complete rows")
+        check_interface("objective", self.objective, Objective, "MPF(energy)")
         data = self.objective.prepare(params, data)
         if has_statistic(self.objective, params, data.x):
             raise ValueError(
-                "Sparse around Sparse would lose the inner cost: give one log_odds, "
-                "and a target for each unit"
+                "objective must not have a statistic, which Sparse replaces, got "
+                f"{type(self.objective).__name__}; try one Sparse with the log_odds of "
+                "all units and a target for each"
             )
         return data
 
     def statistic(self, params: Params, x: State) -> Float[Array, " two_hidden"]:
-        """Probabilities of each hidden unit to be on, and then of each to be off."""
+        """Compute the probabilities of all hidden units to be on, then to be off."""
         odds = self.log_odds(params, x)
-        # Off is not 1 - on, which rounds to 0 where a unit is all but always on.
+        # Not 1 - sigmoid(odds), which rounds to 0 for units that are almost always on.
         return jax.nn.sigmoid(jnp.concatenate([odds, -odds]))
 
     def of_mean(self, mean: Float[Array, " two_hidden"]) -> Scalar:
-        """Cost of the units by their mean `statistic`."""
+        """Compute the penalty from the mean of `statistic`."""
         tiny = jnp.finfo(mean.dtype).tiny
         on, off = jnp.split(jnp.log(jnp.maximum(mean, tiny)), 2)
         p = jnp.broadcast_to(jnp.asarray(self.target, on.dtype), on.shape)

@@ -1,17 +1,19 @@
-"""Minimum velocity learning: let the data diffuse towards the model, and move least.
+"""Minimum velocity learning: minimise the initial velocity of diffusion to the model.
 
-Under the diffusion that leads to the model, with mobilities D_i of the coordinates,
+Under a diffusion whose equilibrium is the model, with mobilities D_i of the
+coordinates,
 
     dx = -D grad E dt + sqrt(2 D) dW,
 
-a density p moves with the velocity v = -D (grad E + grad log p), which is zero where p
-is the model's. Half its mean square over the data, less what depends on p alone, is
+a density p moves with the velocity v = -D (grad E + grad log p), which is zero if p is
+the density of the model. Half of the mean square of v over the data, without terms that
+depend on p alone, is
 
-    mean over rows of sum_i D_i^2 ((dE/dx_i)^2 / 2 - d^2E/dx_i^2):
+    mean over rows of sum_i D_i^2 ((dE/dx_i)^2 / 2 - d^2E/dx_i^2).
 
-score matching in the coordinates y_i = x_i / D_i, and for D = 1 score matching itself.
-Then it is also half the rate at which the divergence falls, to within the same
-constant: d KL(p_t||q) / dt = -<|v|^2>.
+This is score matching in the coordinates y_i = x_i / D_i, and score matching itself for
+D = 1. Then it is also, up to the same constant, half the rate at which the divergence
+decreases: d KL(p_t||q) / dt = -<|v|^2>.
 
 Reference: Movellan, "A minimum velocity approach to learning", 2008; thesis,
 introduction, "Minimum Velocity Learning".
@@ -23,9 +25,11 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds, is_finite
+from probjax.interfaces import Objective
 from probjax.objectives.score import ScoreMatching
 from probjax.recipe import recipe, static
-from probjax.types import Data, Energy, Objective, Params, PyTree, Scalar, State
+from probjax.trees import first_row
+from probjax.types import Data, Energy, Params, PyTree, Scalar, State
 
 
 @recipe
@@ -33,9 +37,10 @@ class MinimumVelocity(Objective):
     """Mean over rows of sum_i D_i^2 ((dE/dx_i)^2 / 2 - d^2E/dx_i^2).
 
     Args:
-        mobility: D, positive: one number, or a tree like one state; a leaf of it is one
-            number for the whole leaf of the state, or one for each entry. With the
-            scales of the coordinates, the loss does not depend on their units.
+        energy: `energy(params, x)` of one state.
+        mobility: D, positive: one number, or a tree like one state. Each leaf of the
+            tree is one number for the whole leaf of the state, or one for each entry.
+            If D is the scale of each coordinate, the loss does not depend on units.
 
     >>> from probjax import loss
     >>> def energy(precision, x):
@@ -55,33 +60,33 @@ class MinimumVelocity(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         data = ScoreMatching(self.energy).prepare(params, data)
-        self._of(jax.tree.map(lambda rows: rows[0], data.x))
+        self._mobility(first_row(data.x))
         return data
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        moved = ScoreMatching(partial(_moved, self.energy))
+        scaled = ScoreMatching(partial(_displaced_energy, self.energy))
         origin = jax.tree.map(jnp.zeros_like, x)
-        return moved.row((params, self._of(x), x), origin, context)
+        return scaled.row((params, self._mobility(x), x), origin, context)
 
-    def _of(self, x):
-        """The mobility of every entry of `x`."""
+    def _mobility(self, x):
+        """Mobility of every entry of `x`."""
         sizes = jax.tree.map(jnp.shape, self.mobility)
         try:
-            return jax.tree.map(_filled, jax.tree.broadcast(self.mobility, x), x)
+            return jax.tree.map(_broadcast, jax.tree.broadcast(self.mobility, x), x)
         except ValueError as error:
             raise ValueError(
                 f"mobility must be one number or like one state, of shape "
-                f"{jax.tree.map(jnp.shape, x)}, got {sizes}"
+                f"{jax.tree.map(jnp.shape, x)}, got shape {sizes}"
             ) from error
 
 
-def _moved(energy, args, step):
-    """The energy a step away from x, steps measured in the mobility."""
+def _displaced_energy(energy, args, step):
+    """Energy at x + mobility * step, as a function of `step`."""
     params, mobility, x = args
     return energy(params, jax.tree.map(lambda a, d, s: a + d * s, x, mobility, step))
 
 
-def _filled(mobility, leaf):
+def _broadcast(mobility, leaf):
     if jnp.shape(mobility) not in ((), leaf.shape):
         raise ValueError
     return jnp.broadcast_to(jnp.asarray(mobility, leaf.dtype), leaf.shape)

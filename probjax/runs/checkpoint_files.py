@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from probjax.devices import Layout, laid_out, on_host, place_of
+from probjax.devices import Layout, on_host, put_with_layout, sharding_of
 from probjax.runs import storage
 from probjax.trees import as_array
 
@@ -117,7 +117,9 @@ def _npz(path: Path) -> Form:
             case {"header": stored, "leaves": list(leaves)}:
                 header = _checked(path, stored, len(leaves))
                 pairs = zip(leaves, header.layouts, strict=True)
-                return Saved(header, [laid_out(np.asarray(x), how) for x, how in pairs])
+                return Saved(
+                    header, [put_with_layout(np.asarray(x), how) for x, how in pairs]
+                )
             case {"told": FirstHeader() as first}:
                 _checked(path, first)
         raise ValueError(f"{path} is a probjax file, but not a checkpoint")
@@ -217,7 +219,7 @@ def _by_name(leaves: list) -> dict[str, Any]:
 
 def _place(ocp, layout):
     """Argument that makes Orbax restore an array to the mesh or to the host."""
-    where = place_of(layout)
+    where = sharding_of(layout)
     if where is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(sharding=where)

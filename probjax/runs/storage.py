@@ -45,7 +45,8 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
     """
     arrays: list[np.ndarray] = []
     structure = json.dumps({"format": _FORMAT, "tree": _describe(tree, arrays)})
-    leaves = {f"leaf{i}": array for i, array in enumerate(arrays)}
+    leaves: dict[str, Any] = {f"leaf{i}": array for i, array in enumerate(arrays)}
+    leaves["structure"] = np.array(structure)
     # The file behind a link is replaced, not the link.
     path = Path(os.path.realpath(path))
     # A name of its own for every call, as several threads may save to one path.
@@ -54,7 +55,7 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
         with open(partial, "xb") as file:
             # Without `allow_pickle`, which NumPy before 2.2 stores as an array: no leaf
             # is an array of Python objects.
-            np.savez(file, structure=np.array(structure), **leaves)
+            np.savez(file, **leaves)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.checks import is_concrete
-from probjax.devices import each
+from probjax.devices import sharded_vmap
+from probjax.interfaces import Sampler
 from probjax.potential import potential
 from probjax.trees import float_dtype
 from probjax.types import (
@@ -24,7 +25,6 @@ from probjax.types import (
     Float,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,
@@ -80,12 +80,12 @@ def move_chains(
             state, info = here.step(now, potential(energy, params), state)
             return state, check_info(info)
 
-        states, info = each(one, (0, axes, 0))(keys, params, states)
+        states, info = sharded_vmap(one, (0, axes, 0))(keys, params, states)
         if log_step is not None and target is not None:
             log_step = nearer(log_step, info.acceptance.mean(), target)
         return states, accept + info.accept / num_steps, log_step
 
-    states = each(start, (0, axes, 0))(keys, params, x)
+    states = sharded_vmap(start, (0, axes, 0))(keys, params, x)
     log_step = None if step_size is None else jnp.log(step_size)
     accept = jnp.zeros(len(keys), float_dtype(params))
     carry = (states, accept, log_step)

@@ -18,11 +18,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import at_once, check_count, is_concrete
+from probjax.checks import check_count, eager_evaluation, is_concrete
+from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
-from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, Sampler, State
+from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, State
 
 
 class GibbsState(NamedTuple):
@@ -166,7 +167,7 @@ class ColourGibbs(Sampler):
             )
         x = binary(x)
         if is_concrete((self.colours, potential, x)):
-            with at_once():
+            with eager_evaluation():
                 apart = bool(_are_apart(self.colours, potential, x))
             if not apart:
                 raise ValueError(

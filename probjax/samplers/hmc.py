@@ -33,9 +33,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import at_once, check_count, holds, is_concrete, is_finite
+from probjax.checks import check_count, eager_evaluation, holds, is_concrete, is_finite
 from probjax.devices import on_host
-from probjax.lanes import lazily, together
+from probjax.interfaces import Sampler
+from probjax.lanes import if_any, lazily
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
@@ -52,16 +53,7 @@ from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import num_sites
 from probjax.trees import floating
-from probjax.types import (
-    Array,
-    Domain,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Domain, Float, Info, PRNGKeyArray, Scalar, State
 
 SLICE_DRIFT = 0.05
 
@@ -300,7 +292,7 @@ class HMC(Sampler):
         if self.bounds is not None:
             self.bounds.check(num_sites(x))
         if is_concrete((potential, x)):
-            with at_once():
+            with eager_evaluation():
                 self._check_starts(potential, x)
         return x
 
@@ -377,7 +369,7 @@ class HMC(Sampler):
             return state.phase._replace(v=mixed(noise(key)))
         due = state.age % every == 0
         # Chains that began together draw together, and nothing in between.
-        fresh = together(noise, due, key)
+        fresh = if_any(noise, due, key)
         return state.phase._replace(v=jnp.where(due, mixed(fresh), v))
 
     def _leap(self, key, kind):

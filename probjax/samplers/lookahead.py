@@ -21,21 +21,13 @@ from typing import Literal, Self
 import jax.numpy as jnp
 
 from probjax.checks import check_count
+from probjax.interfaces import Sampler
 from probjax.lanes import lazily
 from probjax.leapfrog import Bounds, Phase, hamiltonian
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.samplers.hmc import DIVERGENT, HMC, HMCState, Jitter, Momentum, select
-from probjax.types import (
-    Array,
-    Domain,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    Scalar,
-    State,
-)
+from probjax.types import Array, Domain, Float, Info, PRNGKeyArray, Scalar, State
 
 
 @recipe

@@ -16,18 +16,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import check_count, check_role
+from probjax.checks import check_count, check_interface
+from probjax.interfaces import Connectivity, Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.types import (
     Array,
-    Connectivity,
     Domain,
     Float,
     Info,
     Neighbours,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
@@ -76,7 +75,7 @@ class Metropolis(Sampler):
         return state.terms
 
     def prepare(self, potential: Potential, x: State) -> State:
-        check_role("connectivity", self.connectivity, Connectivity, "BitFlips()")
+        check_interface("connectivity", self.connectivity, Connectivity, "BitFlips()")
         return self.connectivity.prepare(x)
 
     def init(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.devices import apart, each
+from probjax.devices import shard_rows, sharded_vmap
 from probjax.recipe import recipe, static
 from probjax.trees import floating
 from probjax.types import Array, Info, PyTree, State
@@ -56,7 +56,7 @@ class Store(Observer):
         def blank(leaf):
             return jnp.zeros((self.room, *leaf.shape), leaf.dtype)
 
-        return apart(jax.tree.map(blank, Stored(x, info)), axis=1)
+        return shard_rows(jax.tree.map(blank, Stored(x, info)), axis=1)
 
     def add(
         self, memory: Stored, number: Array, x: State, info: Info, is_draw: Array
@@ -89,7 +89,7 @@ class Average(Observer):
         values = jax.eval_shape(self._values, x)
         nothing = Averaged(values, values, info)
         blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
-        return apart(blank)
+        return shard_rows(blank)
 
     def add(
         self, memory: Averaged, number: Array, x: State, info: Info, is_draw: Array
@@ -111,4 +111,4 @@ class Average(Observer):
         return Averaged(mean, squares, mean_info)
 
     def _values(self, x):
-        return each(lambda x: jax.tree.map(floating, self.statistic(x)))(x)
+        return sharded_vmap(lambda x: jax.tree.map(floating, self.statistic(x)))(x)

@@ -17,30 +17,22 @@ import numpy as np
 from probjax import random
 from probjax.checks import (
     check_count,
+    check_interface,
     check_key,
-    check_role,
     holds,
     is_concrete,
     is_eager,
     is_finite,
     is_on_host,
 )
-from probjax.devices import apart, each
+from probjax.devices import shard_rows, sharded_vmap
+from probjax.interfaces import Sampler
 from probjax.potential import Potential, check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.runs.driver import Job, Watch, driver, run
 from probjax.samplers.observers import Average, Averaged, Observer, Store
 from probjax.trees import as_array
-from probjax.types import (
-    Array,
-    Energy,
-    Params,
-    PRNGKeyArray,
-    PyTree,
-    Sampler,
-    State,
-    check_info,
-)
+from probjax.types import Array, Energy, Params, PRNGKeyArray, PyTree, State, check_info
 
 
 class Draws(NamedTuple):
@@ -246,7 +238,7 @@ def _check_counts(num_draws, num_warmup, thin):
 def _checked(chains, x):
     """Return the starts as the sampler takes them, after all checks."""
     check_key(chains.key)
-    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     x = _starts(x)
     check_energy(chains.energy, chains.params, x)
     return chains.sampler.prepare(chains.model, x)
@@ -268,7 +260,7 @@ def _starts(x):
 def _last(chains, before):
     """Return the states and the step at which an earlier run ended, after checks."""
     check_key(chains.key)
-    check_role("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
+    check_interface("sampler", chains.sampler, Sampler, "HeatBath() or HMC(0.1)")
     expected = jax.eval_shape(chains.start, before.state.x)
     if jax.tree.structure(expected) != jax.tree.structure(before.state):
         name = type(chains.sampler).__name__
@@ -319,7 +311,7 @@ class _Chains:
             # Steps are numbered from 0, so no step has this number.
             return self.sampler.init(jax.random.fold_in(key, 2**31 - 1), model, x)
 
-        return each(one, (0, None, 0))(self._keys(x), self.model, x)
+        return sharded_vmap(one, (0, None, 0))(self._keys(x), self.model, x)
 
     def observe(
         self, observer: Observer, now: "_Running", number: Array, moment: "_Moment"
@@ -345,7 +337,7 @@ class _Chains:
             key = random.fold_in(key, number)
             return _step(self.sampler, key, self.model, state)
 
-        return each(one)(self._keys(states), states)
+        return sharded_vmap(one)(self._keys(states), states)
 
     def _keys(self, rows):
         return jax.random.split(self.key, len(jax.tree.leaves(rows)[0]))
@@ -429,7 +421,7 @@ def _observed(chains, observer, now, num_warmup, num_draws, thin):
 
     infos = chains.infos(now.states)
     totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), infos)
-    first = _Running(now.states, apart(totals), now.memory)
+    first = _Running(now.states, shard_rows(totals), now.memory)
     num_steps = num_warmup + num_draws * thin
     states, _, memory = jax.lax.fori_loop(0, num_steps, step, first)
     made = now.made + num_draws
@@ -480,7 +472,7 @@ def _cut_on_device(memory, first, count):
     def cut(leaf):
         return jax.lax.dynamic_slice_in_dim(leaf, first, count).swapaxes(0, 1)
 
-    return apart(jax.tree.map(cut, memory))
+    return shard_rows(jax.tree.map(cut, memory))
 
 
 @jax.jit

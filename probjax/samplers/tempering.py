@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from probjax.checks import check_role, is_concrete
+from probjax.checks import check_interface, is_concrete
 from probjax.forwarding import ForwardingSampler
+from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe
-from probjax.types import Array, Float, Info, PRNGKeyArray, Sampler, State
+from probjax.types import Array, Float, Info, PRNGKeyArray, State
 
 
 class TemperedState(NamedTuple):
@@ -78,7 +79,7 @@ class Tempered(ForwardingSampler):
         return None
 
     def prepare(self, potential: Potential, x: State) -> State:
-        check_role("sampler", self.sampler, Sampler, "HeatBath()")
+        check_interface("sampler", self.sampler, Sampler, "HeatBath()")
         if is_concrete(self.betas):
             _check_ladder(np.asarray(self.betas))
         return self.sampler.prepare(potential, x)

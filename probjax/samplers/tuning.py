@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from probjax.checks import check_count, check_role
+from probjax.checks import check_count, check_interface
 from probjax.data.rows import as_data, num_rows
+from probjax.interfaces import Sampler
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver
 from probjax.states import num_sites
@@ -34,7 +35,6 @@ from probjax.types import (
     Energy,
     Params,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
     check_info,
@@ -110,7 +110,7 @@ def tune(
     >>> bool(abs(found.accept - 0.9) < 0.1), bool(found.sampler.step_size > 5)
     (True, True)
     """
-    check_role("sampler", sampler, Sampler, "HMC(0.1)")
+    check_interface("sampler", sampler, Sampler, "HMC(0.1)")
     if sampler.target_acceptance is None:
         raise ValueError(
             "sampler must have a target_acceptance to be tuned to, as HMC has, got "

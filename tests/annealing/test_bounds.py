@@ -10,7 +10,7 @@ from probjax import HMC, Data, HeatBath, Watch, ising
 from probjax.annealing import bounds, log_likelihood, reverse_ais, sandwich
 from probjax.bases import Bernoulli, Gaussian
 from probjax.models import experts
-from probjax.random import parts_of
+from probjax.random import split
 from probjax.trees import as_array
 
 SPINS = random_ising(3, 4, scale=0.7)
@@ -66,7 +66,7 @@ MANY = (100, 200, dict(sampler=HMC(0.2), num_steps=300))
 def tails(request):
     """Both sides of a log Z of heavy tails, from draws made anew every time."""
     num_runs, num_particles, options = request.param
-    generator, keys = np.random.default_rng(0), parts_of(jax.random.key(0), num_runs)
+    generator, keys = np.random.default_rng(0), split(jax.random.key(0), num_runs)
     args = experts.student_t, STUDENT, Gaussian(6)
     return [
         sandwich(key, *args, student_draws(generator, num_particles), **options)

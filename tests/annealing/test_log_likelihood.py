@@ -17,7 +17,7 @@ from probjax.annealing import (
 )
 from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 NOISE = 0.3
@@ -210,7 +210,7 @@ def test_differences_scatter_by_the_error_that_is_claimed(pair, key):
         first, second = pair(key)
         return first, second, compare(first, second)
 
-    first, second, found = run(keys_of(key, 500))
+    first, second, found = run(split_array(key, 500))
     scatter = np.std(found.value)
     claimed = np.mean(np.square(found.stderr))
     np.testing.assert_allclose(np.sqrt(claimed), scatter, rtol=0.15)

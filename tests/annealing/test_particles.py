@@ -24,7 +24,7 @@ from probjax.annealing import Geometric, Straight, ais, reverse_ais
 from probjax.annealing.particles import _compensated_sum
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.recipe import recipe
 from probjax.samplers import Momentum, reduced_flip
 from probjax.trees import as_array
@@ -189,7 +189,7 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
     start = uncoupled._replace(hidden_bias=np.zeros(3) if hidden is None else hidden)
     both = (Straight(start), rbm.Growth(odds, hidden))
     x = all_states(6).astype(float)
-    keys = keys_of(jax.random.key(0), len(x))
+    keys = split_array(jax.random.key(0), len(x))
 
     @jax.jit
     def seen(path, machine, here, there):
@@ -223,7 +223,7 @@ def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
         pilot=None,
         resample_below=0.8,
     )
-    found = jax.jit(jax.vmap(run))(keys_of(key, 1000))
+    found = jax.jit(jax.vmap(run))(split_array(key, 1000))
     assert np.mean(found.particles.num_resampled) > 0.5
     assert_mean_is(found.log_z, crooked_log_z(PARAMS))
     claimed = np.sqrt(np.mean(np.square(found.stderr)))
@@ -242,7 +242,7 @@ def test_errors_are_what_runs_scatter_by(key):
         num_steps=5,
         pilot=None,
     )
-    found = jax.jit(jax.vmap(run))(keys_of(key, 1000))
+    found = jax.jit(jax.vmap(run))(split_array(key, 1000))
     off = (np.asarray(found.log_z) - crooked_log_z(PARAMS)) / np.asarray(found.stderr)
     assert abs(np.mean(np.abs(off) < 2) - 0.954) < 0.03
 

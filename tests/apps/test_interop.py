@@ -201,7 +201,7 @@ def test_sampler_steps_the_same_in_blackjax(blackjax):
     np.testing.assert_array_equal(final.x, by_hand(state))
     np.testing.assert_array_equal(infos.accept, np.ones(5))
     assert states.x.shape == (5, 4)
-    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1, got spins"):
         algorithm.init(np.array([-1, 1, 1, -1]), key)
 
 

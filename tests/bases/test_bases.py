@@ -24,7 +24,7 @@ from probjax.bases import (
 )
 from probjax.connectivity import SiteChanges
 from probjax.potential import Potential, closed_forms, potential
-from probjax.random import keys_of
+from probjax.random import split_array
 
 FACTOR = np.array([[0.5, 0.0, 0.0], [-1.0, 2.0, 0.0], [0.3, 0.7, 1.1]])
 ODDS = np.array([[0.5, -1.0, 2.0, 0.1], [0.0, 0.3, -0.4, 0.2], [1.0, 1.0, 0.5, -2.0]])
@@ -33,7 +33,7 @@ FEW = 10_000  # of what is slow to draw
 
 
 def draws_of(base, key, count=NUM):
-    return jax.tree.map(np.asarray, _draws(base, keys_of(key, count)))
+    return jax.tree.map(np.asarray, _draws(base, split_array(key, count)))
 
 
 @jax.jit
@@ -342,7 +342,7 @@ def test_a_base_and_a_model_make_a_potential(x64):
     params = ising.Params(np.array([0.1, -0.3, 1.0]), np.array([0.4, 0.0, -0.5]))
     weights = np.array([0.3, 0.7])
     between = Potential((Bernoulli.energy, ising.energy), (base, params), weights)
-    assert between.knows("flip_gaps")
+    assert between.has_closed_form("flip_gaps")
 
     @jax.jit
     def energies(x):

@@ -19,10 +19,10 @@ from probjax.connectivity import (
     RandomFlips,
     SiteChanges,
 )
+from probjax.interfaces import Connectivity
 from probjax.potential import potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.states import binary
-from probjax.types import Connectivity
 
 X = np.array([0.0, 1.0, 1.0], np.float32)
 MODEL = potential(cubic_energy, cubic_params(0, 3))
@@ -107,7 +107,7 @@ def test_gaps_of_several_flips_equal_the_generic_path(radius):
 def test_random_flips_visit_every_set_of_bits_alike(num_draws, num_bits, key):
     flips, x = RandomFlips(num_draws, num_bits), np.array([0.0, 1, 1, 0, 1, 1])
     of_all = jax.vmap(lambda key: flips.states(x, flips.draw(key, None, x)))
-    found = run(of_all, keys_of(key, 6000))
+    found = run(of_all, split_array(key, 6000))
     np.testing.assert_allclose(found.weight, 1 / num_draws)
     turned = np.abs(found.x - x)
     assert set(turned.sum(-1).ravel()) == {num_bits}
@@ -260,11 +260,11 @@ def test_bits_of_any_kind_become_floats(kind):
 
 
 def test_other_values_are_refused():
-    with pytest.raises(ValueError, match=r"0 and 1, got spins.*ising\.bits"):
+    with pytest.raises(ValueError, match=r"0 or 1, got spins.*ising\.bits"):
         binary(np.array([[-1, 1]]))
-    with pytest.raises(ValueError, match="0 and 1, got other whole.* SiteChanges"):
+    with pytest.raises(ValueError, match="0 or 1, got other whole.* SiteChanges"):
         BitFlips().prepare(np.array([[0, 2]]))
-    with pytest.raises(ValueError, match="are fitted by ScoreMatching"):
+    with pytest.raises(ValueError, match="for continuous states try ScoreMatching"):
         BitFlips().prepare(np.array([[0.5, 2]]))
     with pytest.raises(ValueError, match="steps must be positive, got 0.0"):
         GaussianSteps(0)
@@ -288,7 +288,7 @@ def test_letters_may_be_booleans():
 def test_letters_out_of_range_are_refused():
     site = SiteChanges(3)
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=f"letters 0 to 2, got {wrong}"):
+        with pytest.raises(ValueError, match=f"letters must be 0 to 2 .*got {wrong}"):
             site.prepare(np.array([[0, wrong]]))
     with pytest.raises(ValueError, match="whole numbers"):
         site.prepare(np.array([[0.5, 1]]))
@@ -296,7 +296,7 @@ def test_letters_out_of_range_are_refused():
         site.prepare(np.eye(3)[[[0, 1], [2, 2]]])
     with pytest.raises(ValueError, match="num_states must be .* of at least 2, got 1"):
         SiteChanges(1)
-    with pytest.raises(ValueError, match="2 sites with 3 letters does not suit"):
+    with pytest.raises(ValueError, match="2 sites with 3 letters, got"):
         SiteChanges(3).gaps(potential(too_few, None), np.zeros(2), ())
 
 

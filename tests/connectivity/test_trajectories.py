@@ -103,5 +103,5 @@ def test_bad_trajectories_are_refused(key):
         Hamiltonian(0.1, 0)
     objective = MPF(normal, connectivity=Hamiltonian(0.1))
     data = Data(jnp.ones((3, 1)), None, np.array([[True], [False], [True]]))
-    with pytest.raises(ValueError, match="needs a connectivity of bits or letters"):
+    with pytest.raises(ValueError, match="must be one of bits or letters"):
         fit(key, objective, TRUTH, data)

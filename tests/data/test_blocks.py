@@ -260,7 +260,7 @@ def test_bad_blocks_are_refused_wherever_they_are():
     good, spins = drawn(10), 2.0 * drawn(10) - 1
     holes = np.where(drawn(10) > 0, np.nan, 0)
     for second, message in {
-        "spins": (spins, "convert them with ising.bits"),
+        "spins": (spins, "try ising.bits to convert them"),
         "holes": (holes, "data must be finite"),
         "long": (drawn(11), "from 1 to rows_per_block=10 rows, got 11"),
         "empty": (good[:0], "from 1 to rows_per_block=10 rows, got 0"),

@@ -10,7 +10,7 @@ from probjax import MPF, Data, PseudoLikelihood, fit, ising
 from probjax.data import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data.corruption import flip_some
 from probjax.objectives import Corrupted
-from probjax.random import key_of
+from probjax.random import fold_in
 from probjax.trees import as_array
 
 SIZE, ROWS = 10, 4000
@@ -51,7 +51,7 @@ def test_grey_levels_are_chances_drawn_anew_in_every_round(key):
     context = jax.jit(objective.init)(jax.random.key(1), params, data)
     versions, refresh = [np.asarray(context.rows[0])], jax.jit(objective.refresh)
     for number in range(2):
-        context = refresh(key_of(key, number), params, data, context)
+        context = refresh(fold_in(key, number), params, data, context)
         versions.append(np.asarray(context.rows[0]))
     error = np.sqrt(levels * (1 - levels) / ROWS)
     for version in versions:
@@ -124,14 +124,14 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
     start, x = flat_ising(6), np.zeros((4, 6))
     with pytest.raises(ValueError, match="below half of the 6 bits, got 3"):
         fit(key, Corrupted(MPF(ising.energy), FixedFlips(3)), start, x)
-    with pytest.raises(ValueError, match="corrupted rows are complete"):
+    with pytest.raises(ValueError, match="corruptions need complete rows"):
         fit(key, objective, start, Data(x, mask=x == 0))
-    with pytest.raises(ValueError, match="states of 0 and 1"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, start, x + 0.5)
     with pytest.raises(ValueError, match="shares of white, between 0 and 1"):
         fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
     # Whose flips would be counted line by line.
     with pytest.raises(
-        ValueError, match=r"one array of rows .row, unit., got \[\(4, 2, 3"
+        ValueError, match=r"one array of shape .row, unit., got shapes \[\(4, 2, 3"
     ):
         fit(key, objective, start, x.reshape(4, 2, 3))

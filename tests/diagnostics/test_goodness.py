@@ -16,7 +16,7 @@ from probjax.diagnostics.goodness import (
     population_count,
     third_moments,
 )
-from probjax.random import keys_of
+from probjax.random import split_array
 
 SIZE = 5
 TRUTH = random_ising(0, SIZE, scale=0.5)
@@ -222,7 +222,7 @@ def test_noise_of_correlated_chains_is_honest():
         alone = draws.reshape(-1, 1, SIZE)
         return [compare(jnp.asarray, data, each).z for each in (draws, alone)]
 
-    keys = keys_of(jax.random.key(7), 500)
+    keys = split_array(jax.random.key(7), 500)
     scores = jax.jit(partial(jax.lax.map, one))(keys)
     honest, naive = map(np.asarray, scores)
     squares = (honest**2).mean(1)
@@ -265,11 +265,11 @@ def test_what_cannot_be_compared_is_refused(data, model, message):
 
 
 def test_data_of_the_wrong_kind_are_refused():
-    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1, got spins"):
         population_count(2 * DATA - 1, DRAWS)
-    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1, got spins"):
         population_count(DATA, 2 * DRAWS - 1)
-    with pytest.raises(ValueError, match="needs states of 0 and 1, got spins"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1, got spins"):
         goodness.pair_frequencies(2 * DATA - 1, DRAWS)
     with pytest.raises(ValueError, match=r"\(row, site\), got shape \(700,\)"):
         goodness.pair_frequencies(DATA[:, 0], DRAWS[..., 0])

@@ -280,7 +280,7 @@ def test_log_likelihood_is_the_mean_of_the_table_under_the_weights():
     log_p = -energies - np.log(np.sum(np.exp(-energies)))
     found = exact.log_likelihood(cubic, params, Data(x, weights), num_states=3)
     np.testing.assert_allclose(found, np.average(log_p, weights=weights), rtol=1e-5)
-    with pytest.raises(ValueError, match="2 states per site are the letters 0 to 1"):
+    with pytest.raises(ValueError, match="letters must be 0 to 1 for num_states=2"):
         exact.log_likelihood(cubic, params, x)
     with pytest.raises(ValueError, match=r"data must be \(row, site\), got shape"):
         exact.log_likelihood(cubic, params, x[0])

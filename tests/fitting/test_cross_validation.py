@@ -15,7 +15,7 @@ from probjax import (
 )
 from probjax.fitting.cross_validation import Validation, _fold_weights
 from probjax.fitting.path import RegularisationPath
-from probjax.random import parts_of
+from probjax.random import split
 from probjax.samplers import HeatBath
 from probjax.trees import as_array
 
@@ -33,7 +33,7 @@ def test_scores_are_losses_on_rows_left_out(x64, key):
     score = MaximumLikelihood(ising.energy)
     options = dict(penalty=L2(1.0), strengths=STRENGTHS, num_folds=3)
     found = cross_validate(key, OBJECTIVE, start(), DATA, score=score, **options)
-    held = np.asarray(_fold_weights(parts_of(key, 3)[0], DATA, 3))
+    held = np.asarray(_fold_weights(split(key, 3)[0], DATA, 3))
     np.testing.assert_array_equal(held.sum(0), DATA.weights)
     for i, fold in enumerate(held):
         rest = Data(DATA.x, DATA.weights - fold)

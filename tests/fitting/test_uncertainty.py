@@ -28,7 +28,7 @@ from probjax import (
     potts,
 )
 from probjax.fitting import GradientNorm, charts, uncertainty
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.samplers import HeatBath
 from probjax.trees import as_array
 
@@ -126,7 +126,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(key):
             stderr,
         )
 
-    found = trial(keys_of(key, 300))
+    found = trial(split_array(key, 300))
     z = np.concatenate([found.bias, found.coupling], axis=1)
     # 3,000 entries: a sigma is .004 and .013, were they independent.
     assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 0.015

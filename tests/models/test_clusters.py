@@ -15,7 +15,7 @@ from small_models import (
 from probjax import exact, ising, samplers
 from probjax.models.ising import clusters
 from probjax.potential import Potential, potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 RING = ((0, 1), (1, 2), (2, 3), (0, 3))
@@ -89,7 +89,7 @@ def test_flips_leave_the_model_unchanged_and_are_drawn_as_enumerated(
 ):
     size, count = len(MODELS[model].bias), 4_000
     starts = np.repeat([1, 3, 2**size - 2], count)
-    keys = keys_of(key, len(starts))
+    keys = split_array(key, len(starts))
     for weight in (1.0, 0.6):
         chosen = weighted(MODELS[model], weight)
         scaled = jax.tree.map(

@@ -7,7 +7,7 @@ from small_models import all_states
 
 from probjax import Data, MaximumLikelihood, annealing, dbn, fit, rbm
 from probjax.fitting import GradientNorm
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 SIZES = (4, 3, 5, 2)
@@ -114,7 +114,7 @@ def test_the_bound_is_the_first_machine_if_the_next_are_it_turned_over(key, x64)
         states = jax.vmap(dbn.up_samples, (0, None, 0))(keys, layers[:-1], STATES)
         return jax.vmap(dbn.bound_energy, (None, 0))(layers, (STATES, *states))
 
-    found = of_samples(keys_of(key, 16), layers)
+    found = of_samples(split_array(key, 16), layers)
     np.testing.assert_allclose(found, energies_of(first), rtol=1e-12)
     truth = np.exp(-energies_of(first) - log_z_of(first))
     np.testing.assert_allclose(probabilities(layers), truth, rtol=1e-10)
@@ -171,7 +171,7 @@ def test_the_way_up_is_by_the_conditionals_of_the_machines(key):
     np.testing.assert_allclose(first, truth[0], rtol=1e-6)
     np.testing.assert_allclose(second, truth[1], rtol=1e-6)
     of_keys = jax.jit(jax.vmap(dbn.up_samples, (0, None, None)))
-    up = [np.asarray(drawn) for drawn in of_keys(keys_of(key, 4000), layers, x)]
+    up = [np.asarray(drawn) for drawn in of_keys(split_array(key, 4000), layers, x)]
     hidden = all_states(3)
     chances = conditional(transposed(layers[0]), hidden, x[None])[0]
     fields = hidden @ np.asarray(layers[1].weight) + np.asarray(layers[1].hidden_bias)

@@ -9,7 +9,7 @@ from probjax import Data, Gaussian, ScoreMatching, ais, fit, gaussian_rbm, sampl
 from probjax.annealing import Straight
 from probjax.fitting import GradientNorm
 from probjax.potential import Potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 PARAMS = gaussian_rbm.Params(
@@ -114,7 +114,7 @@ def test_block_gibbs_draws_from_the_model_at_any_weight(key, x64):
         return jax.lax.fori_loop(0, 40, step, x)
 
     flat = chances**0.6
-    found = at_weight(keys_of(key, 4000), start)
+    found = at_weight(split_array(key, 4000), start)
     assert apart(found, flat / flat.sum()) < 4
     assert apart(found, chances) > 8
 

@@ -12,7 +12,7 @@ from small_models import all_states
 from probjax import L2, MPF, Data, fit, hopfield, ising
 from probjax.data import FixedFlips
 from probjax.objectives import Corrupted
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 SIZE = 6
@@ -128,7 +128,7 @@ def log_flow_and_stored(key):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_sum_below_one_stores_all(seed):
     """Theorem 1, on a thousand random networks and patterns each."""
-    log_flow, all_stored = log_flow_and_stored(keys_of(jax.random.key(seed), 1000))
+    log_flow, all_stored = log_flow_and_stored(split_array(jax.random.key(seed), 1000))
     below, all_stored = np.asarray(log_flow) < 0, np.asarray(all_stored)
     assert 20 < below.sum() < 980
     assert all_stored[below].all()
@@ -280,7 +280,7 @@ def test_many_networks_learn_at_once(key):
         found = hopfield.flow(key, x)
         return found.stored, hopfield.recall(found.params, x).converged
 
-    all_stored, converged = learned(keys_of(key, 4), x)
+    all_stored, converged = learned(split_array(key, 4), x)
     assert np.asarray(all_stored).all()
     assert np.asarray(converged).all()
 

@@ -9,7 +9,7 @@ import pytest
 from probjax import MaximumLikelihood, fit, loss
 from probjax.fitting import GradientNorm
 from probjax.models import experts, ica
-from probjax.random import parts_of
+from probjax.random import split
 from probjax.trees import as_array
 
 # Neither orthogonal nor of one length, and with a negative determinant.
@@ -91,7 +91,7 @@ def test_energy_and_log_z_have_the_right_derivatives(x64):
 
 
 def test_maximum_likelihood_recovers_the_filters(key):
-    draw_key, start_key = parts_of(key, 2)
+    draw_key, start_key = split(key, 2)
     truth = model(np.random.default_rng(0).normal(size=(4, 4)))
     data = jax.jit(partial(ica.sample, num_draws=3000))(draw_key, truth)
     start = jax.jit(lambda key: ica.init(key, 4))(start_key)

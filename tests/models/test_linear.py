@@ -8,7 +8,7 @@ import pytest
 
 from probjax.bases import Gaussian, Laplace
 from probjax.models import linear
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 BASIS = np.array([[1.0, 0.9], [0.3, -0.4], [0.0, 0.5]])
@@ -109,7 +109,7 @@ def scores(draws, mean, covariance):
 
 def test_posterior_draws_have_its_moments(x64, key):
     of_keys = jax.jit(jax.vmap(linear.gaussian_posterior_sample, (0, None, None)))
-    draws = of_keys(keys_of(key, NUM), model(), X)
+    draws = of_keys(split_array(key, NUM), model(), X)
     covariance = np.linalg.inv(np.eye(2) + BASIS.T @ BASIS / 0.3**2)
     assert max(scores(draws, covariance @ BASIS.T @ X / 0.3**2, covariance)) < 5
 

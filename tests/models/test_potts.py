@@ -259,7 +259,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
     with pytest.raises(ValueError, match="identity must be above 0"):
         potts.sequence_weights(np.zeros((2, 3)), num_states=4, identity=0)
     objective = MPF(potts.energy, connectivity=SiteChanges(3))
-    with pytest.raises(ValueError, match="does not suit the energy"):
+    with pytest.raises(ValueError, match="site_gaps of the energy must have shape"):
         fit(key, objective, params, np.zeros((5, 3)))
     for rows in (np.zeros((5, 3)), np.eye(4)[np.zeros((5, 3), int)]):
         with pytest.raises(ValueError, match="4 letters has no bits to flip"):

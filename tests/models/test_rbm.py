@@ -13,7 +13,7 @@ from probjax.fitting.loss import loss_over_rows
 from probjax.models import rbm
 from probjax.models.rbm.gibbs import _softplus_rise
 from probjax.potential import closed_forms, potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 VISIBLE, HIDDEN = 5, 3
@@ -209,7 +209,7 @@ def test_units_are_drawn_by_their_conditionals(key):
         up_means = rbm.hidden_means(params, x)
         return (up, up_means), (down, rbm.visible_means(params, hidden))
 
-    for found, mean in jax.tree.map(np.asarray, drawn(keys_of(key, count), params)):
+    for found, mean in jax.tree.map(np.asarray, drawn(split_array(key, count), params)):
         assert set(np.unique(found)) == {0, 1}
         z = (found.mean(0) - mean) / np.sqrt(mean * (1 - mean) / count)
         assert np.abs(z).max() < 4

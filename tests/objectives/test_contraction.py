@@ -18,10 +18,10 @@ from small_models import (
 
 from probjax import MPF, Data, MaximumLikelihood, PseudoLikelihood, fit, ising, potts
 from probjax.connectivity.blocks import BlockChanges, pairs
+from probjax.interfaces import Connectivity
 from probjax.objectives.contraction import MinimumKLContraction
 from probjax.potential import potential
 from probjax.trees import as_array
-from probjax.types import Connectivity
 
 SIZE = 4
 MIXED = ((0, 2), (3,), (1, 3, 2))
@@ -249,12 +249,14 @@ def test_impossible_blocks_are_refused(blocks, num_states, message):
 @pytest.mark.parametrize("block", [(0, 4), (-1, 2)])
 def test_sites_that_states_do_not_have_are_refused(block):
     objective = MinimumKLContraction(ising.energy, blocks=((0, 1), block))
-    with pytest.raises(ValueError, match="blocks must be of the sites 0 to 3, got"):
+    with pytest.raises(ValueError, match="blocks must contain sites 0 to 3, got"):
         objective.prepare(random_ising(0, SIZE), uneven(SIZE))
 
 
 def test_data_of_other_letters_are_refused():
-    with pytest.raises(ValueError, match="needs states of 0 and 1"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         BlockChanges(((0, 1),)).prepare(as_array([[0, 2]]))
-    with pytest.raises(ValueError, match="the letters 0 to 2, got 3"):
+    with pytest.raises(
+        ValueError, match="letters must be 0 to 2 for num_states=3, got 3"
+    ):
         BlockChanges(((0, 1),), 3).prepare(as_array([[0, 3]]))

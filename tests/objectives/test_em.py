@@ -7,7 +7,7 @@ import pytest
 from probjax import EM, HMC, Data, Gaussian, HeatBath, Watch, fit, linear
 from probjax.bases import Exponential
 from probjax.fitting import GradientNorm, charts
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.samplers import Bounds
 from probjax.trees import as_array
 
@@ -116,7 +116,7 @@ def test_the_mean_gradient_is_that_of_the_likelihood(key):
 
         return each, jax.grad(loss)(params)
 
-    found = slopes(keys_of(key, 3 * chains), params, x)
+    found = slopes(split_array(key, 3 * chains), params, x)
     for leaves in zip(*map(jax.tree.leaves, found), strict=True):
         mine, theirs = map(np.asarray, leaves)
         error = mine.std(1).mean(0) / np.sqrt(3 * chains)
@@ -184,5 +184,5 @@ def test_bad_input_is_refused_in_a_sentence(key):
         fit(key, objective(base=Gaussian(3)), params, x)
     with pytest.raises(ValueError, match="sampler must move reals, which Gaussian"):
         fit(key, objective(sampler=HeatBath()), params, x)
-    with pytest.raises(ValueError, match="latents are sampled given complete rows"):
+    with pytest.raises(ValueError, match="sampling latents needs complete rows"):
         fit(key, objective(), params, Data(x, mask=np.ones(x.shape, bool)))

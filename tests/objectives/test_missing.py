@@ -194,12 +194,15 @@ def test_masks_that_make_no_sense_are_refused(key):
 @pytest.mark.parametrize(
     ("objective", "why"),
     [
-        (MaximumLikelihood(ising.energy), "likelihood is of complete rows"),
-        (ContrastiveDivergence(ising.energy, HeatBath()), "energies of complete rows"),
-        (ScoreMatching(ising.energy), "slopes at complete rows"),
-        (NoiseContrast(ising.energy, Bernoulli(SIZE)), "densities of complete rows"),
-        (MPF(ising.energy, exclude_data=True), "looks for complete rows"),
-        (MPF(ising.energy, connectivity=GaussianSteps(0.1)), "as BitFlips or SiteCha"),
+        (MaximumLikelihood(ising.energy), "likelihood needs complete rows"),
+        (ContrastiveDivergence(ising.energy, HeatBath()), "needs complete rows"),
+        (ScoreMatching(ising.energy), "score matching needs complete rows"),
+        (
+            NoiseContrast(ising.energy, Bernoulli(SIZE)),
+            "contrast needs complete rows",
+        ),
+        (MPF(ising.energy, exclude_data=True), "exclude_data needs complete rows"),
+        (MPF(ising.energy, connectivity=GaussianSteps(0.1)), "try BitFlips or SiteCha"),
     ],
     ids=["ML", "CD", "SM", "NCE", "exclude", "steps"],
 )

@@ -89,14 +89,14 @@ def test_fit_finds_couplings_and_log_z_within_their_errors(key):
 
 def test_parameters_without_log_z_are_refused(key):
     objective = NoiseContrast(ising.energy, Bernoulli(SIZE))
-    with pytest.raises(ValueError, match=r"start from objective\.start\(params\)"):
+    with pytest.raises(ValueError, match=r"try objective\.start\(params\)"):
         fit(key, objective, TRUTH, np.zeros((3, SIZE)))
     with pytest.raises(ValueError, match="the 4 entries of the base, got rows of"):
         fit(key, objective, objective.start(TRUTH), np.zeros((3, 5)))
     with pytest.raises(ValueError, match="num_noise must be an integer of at least 1"):
         NoiseContrast(ising.energy, Bernoulli(SIZE), num_noise=0)
     data = Data(np.zeros((3, SIZE)), np.array([1.0, 2.0, 1.0]))
-    with pytest.raises(ValueError, match="weights above 1 would count one draw"):
+    with pytest.raises(ValueError, match="weights must be at most 1 one draw"):
         fit(key, objective, objective.start(TRUTH), data)
-    with pytest.raises(ValueError, match="needs states of 0 and 1"):
+    with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, objective.start(TRUTH), Data(np.full((3, SIZE), 0.5)))

@@ -6,6 +6,7 @@ import pytest
 from probjax import Data, DenoisingScoreMatching, ScoreMatching, fit
 from probjax.connectivity import BallSteps, CubeSteps, GaussianSteps
 from probjax.fitting import GradientNorm
+from probjax.interfaces import Connectivity
 from probjax.objectives import (
     HutchinsonScoreMatching,
     ScoreMatchingBySteps,
@@ -14,7 +15,7 @@ from probjax.objectives import (
 )
 from probjax.recipe import recipe
 from probjax.trees import as_array
-from probjax.types import Connectivity, Neighbours
+from probjax.types import Neighbours
 
 X = np.array([[0.4, -0.7], [1.1, 0.2], [-0.3, 0.9]])
 PARAMS = np.array([[1.3, 0.4], [-0.2, 0.8], [0.5, -1.1]])

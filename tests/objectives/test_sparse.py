@@ -173,12 +173,15 @@ def test_bad_input_is_refused_in_a_sentence(key):
     with pytest.raises(ValueError, match="strength must not be negative, got -1.0"):
         sparse(MPF(rbm.energy), strength=-1)
     objective, start, x = sparse(MPF(rbm.energy)), machine(), rows()
-    with pytest.raises(ValueError, match="Sparse looks at the rows themselves"):
+    with pytest.raises(ValueError, match="try Sparse around Corrupted"):
         fit(key, Corrupted(objective, FixedFlips(1)), start, x)
     fitted = fit(key, objective, start, x, optimizer=ADAM, steps_per_round=1)
     with pytest.raises(ValueError, match="got Sparse, which adds a function"):
         uncertainty(objective, fitted, x)
-    with pytest.raises(ValueError, match="Sparse around Sparse would lose the inner"):
+    with pytest.raises(
+        ValueError,
+        match="a statistic, which Sparse replaces, got Sparse would lose the inner",
+    ):
         fit(key, sparse(objective), start, x)
     masked = Data(x, mask=np.ones((ROWS, VISIBLE), bool))
     with pytest.raises(ValueError, match="hidden units are of complete rows"):

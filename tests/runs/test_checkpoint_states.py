@@ -15,7 +15,7 @@ import pytest
 
 import probjax
 from probjax import Checkpoint, storage
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.runs import checkpoint_files, locks
 from probjax.runs.checkpoint import opened
 from probjax.trees import as_array
@@ -35,7 +35,7 @@ def states(seed):
     return [
         {"key": key, "legacy": jax.random.key_data(key), "empty": ()},
         (params, optax.adam(0.1).init(params), as_array(np.True_)),
-        [as_array(np.int32(seed)), smaller, {"keys": keys_of(key, 2)}],
+        [as_array(np.int32(seed)), smaller, {"keys": split_array(key, 2)}],
     ]
 
 

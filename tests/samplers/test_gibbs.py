@@ -16,7 +16,7 @@ from small_models import (
 
 from probjax import exact, ising, potts, rbm, samplers
 from probjax.potential import Potential, closed_forms, potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.trees import as_array
 
 SIZE = 3
@@ -181,7 +181,7 @@ def test_block_gibbs_is_right_at_other_weights_too(x64, key):
         return sampler.step(key, model, sampler.init(key, model, x))
 
     x = np.repeat(all_states(3), count, axis=0).astype(float)
-    state, info = jax.tree.map(np.asarray, step(keys_of(key, len(x)), x))
+    state, info = jax.tree.map(np.asarray, step(split_array(key, len(x)), x))
     field = state.x @ np.asarray(params.weight) + np.asarray(params.hidden_bias)
     np.testing.assert_allclose(state.field, field)
     assert 0.5 < info.accept.mean() < 1

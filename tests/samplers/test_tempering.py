@@ -13,7 +13,7 @@ from probjax import Sampler, exact, ising, samplers
 from probjax.connectivity import RandomFlips
 from probjax.models.ising import clusters
 from probjax.potential import Potential, potential
-from probjax.random import keys_of
+from probjax.random import split_array
 from probjax.recipe import recipe
 from probjax.samplers import tempering
 from probjax.types import Info
@@ -119,7 +119,7 @@ def test_swaps_leave_the_product_of_all_rungs_unchanged(ladder, x64, key):
         assert np.trace(matrix) < len(matrix)
 
         state = tempering.TemperedState(x[0], Where(x), np.array(odd))
-        after, info = step(keys_of(key, count), model, state)
+        after, info = step(split_array(key, count), model, state)
         after = jax.tree.map(np.asarray, after)
         found = codes(after.replicas.x.reshape(count, -1))
         found = np.bincount(found, minlength=len(matrix)) / count

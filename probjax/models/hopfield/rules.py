@@ -33,6 +33,7 @@ from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import fit
 from probjax.fitting.result import ConvergenceWarning
 from probjax.fitting.stopping import AnyOf, GradientNorm, Progress, StoppingRule
+from probjax.interfaces import Penalty
 from probjax.models.hopfield.network import (
     Params,
     energy,
@@ -42,16 +43,7 @@ from probjax.models.hopfield.network import (
 from probjax.objectives.flow import MPF
 from probjax.recipe import recipe
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Bool,
-    Data,
-    Float,
-    Penalty,
-    PRNGKeyArray,
-    Scalar,
-)
+from probjax.types import Array, ArrayLike, Bool, Data, Float, PRNGKeyArray, Scalar
 
 
 class NotStorableWarning(UserWarning):

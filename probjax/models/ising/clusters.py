@@ -27,20 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from probjax.interfaces import Sampler
 from probjax.models.ising.model import energy, pair_indices
 from probjax.potential import Potential
 from probjax.recipe import recipe
 from probjax.states import binary
-from probjax.types import (
-    Array,
-    ArrayLike,
-    Domain,
-    Float,
-    Info,
-    PRNGKeyArray,
-    Sampler,
-    State,
-)
+from probjax.types import Array, ArrayLike, Domain, Float, Info, PRNGKeyArray, State
 
 
 class ClusterState(NamedTuple):

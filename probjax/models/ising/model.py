@@ -20,11 +20,12 @@ import numpy as np
 from probjax.checks import holds, is_concrete, is_on_host, namespace
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.devices import on_host
+from probjax.interfaces import Chart
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import binary, is_spin
 from probjax.trees import as_array, floating
-from probjax.types import Array, ArrayLike, Chart, Data, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 Edges = tuple[tuple[int, int], ...]
 

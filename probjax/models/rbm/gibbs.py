@@ -18,7 +18,8 @@ from probjax.annealing.paths import Ends, Path
 from probjax.bases.discrete import Bernoulli
 from probjax.bases.fits import add_pseudo_row, fit_bernoulli
 from probjax.data.rows import as_data, mean_of_observed
-from probjax.lanes import together
+from probjax.interfaces import Sampler
+from probjax.lanes import if_any
 from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe
@@ -31,7 +32,6 @@ from probjax.types import (
     Float,
     Info,
     PRNGKeyArray,
-    Sampler,
     Scalar,
     State,
 )
@@ -240,7 +240,7 @@ def _softplus_rise(value, rise):
     change = jnp.expm1(jnp.where(small, rise, 0))
     near = jnp.log1p(jax.nn.sigmoid(value) * change)
     # Schedules worth the name hardly ever need the other form.
-    far = together(_softplus_difference, ~small.all(), value, rise)
+    far = if_any(_softplus_difference, ~small.all(), value, rise)
     return jnp.where(small, near, far)
 
 

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
+from probjax.interfaces import Chart
 from probjax.models.rbm.machine import Params, hidden_means
 from probjax.recipe import recipe
 from probjax.trees import floating
-from probjax.types import Array, ArrayLike, Chart, Data, Float
+from probjax.types import Array, ArrayLike, Data, Float
 
 
 def weights_only(params: Params) -> Params:
