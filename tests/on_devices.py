@@ -43,9 +43,9 @@ from probjax.data import blocks, unique_rows
 from probjax.devices import each, on_host, spread
 from probjax.fitting import uncertainty
 from probjax.runs import checkpoint
-from probjax.samplers.hmc import reduced_flip
+from probjax.samplers.chain_loop import Chains, run_steps_static, start_run
+from probjax.samplers.momentum import reduced_flip
 from probjax.samplers.observers import Store
-from probjax.samplers.sample import _begin, _Chains, _observed
 
 
 def key():
@@ -119,7 +119,7 @@ def in_blocks(found):
     model = (MPF(ising.energy), random_ising(0, SIZE))
     learned = partial(fit, key(), *model, source, optimizer=ADAM, steps_per_round=5)
     if jax.process_count() > 1:
-        with pytest.raises(ValueError, match="blocks are read by one process"):
+        with pytest.raises(ValueError, match="blocks must be read by a single process"):
             learned()
         return
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
@@ -354,9 +354,9 @@ def words(found):
     """The collectives in the compiled core of sampling."""
     x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
     with jax.set_mesh(x.sharding.mesh):
-        chains = _Chains(quartic, key(), jnp.ones(3), REDUCED)
-        begun = _begin(chains, Store(5), x)
-        core = jax.jit(lambda now: _observed(chains, Store(5), now, 0, 5, 1))
+        chains = Chains(quartic, key(), jnp.ones(3), REDUCED)
+        begun = start_run(chains, Store(5), x)
+        core = jax.jit(lambda now: run_steps_static(chains, Store(5), now, 0, 5, 1))
         said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.annealing.schedule import Schedule
 from probjax.recipe import recipe, static
-from probjax.samplers.adaptation import check_acceptance, nearer
+from probjax.samplers.adaptation import adapt_log_step, check_acceptance
 from probjax.samplers.tuning import LENGTHS, MATRIX, Spread
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, Info, Sampler, Scalar, State
@@ -150,7 +150,8 @@ class Adaptation:
             scatter = before.scatter + seen.astype(here.dtype)
             if before.log_step is None:
                 return before._replace(scatter=scatter)
-            log_step = nearer(before.log_step, info.acceptance.mean(), self.target)
+            acceptance = info.acceptance.mean()
+            log_step = adapt_log_step(before.log_step, acceptance, self.target)
             return Tuning(log_step, None, before.total_log_step + log_step, scatter)
 
         after = jax.lax.cond(self.active, adapt, lambda: before)

@@ -31,7 +31,7 @@ from probjax.data.rows import num_rows, refuse_mask
 from probjax.objectives.particles import refuse_replicas
 from probjax.potential import Conditioned
 from probjax.recipe import recipe, static
-from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
+from probjax.samplers.adaptation import check_acceptance, initial_step_size, move_chains
 from probjax.trees import float_dtype, floating
 from probjax.types import (
     Base,
@@ -119,7 +119,7 @@ class EM(Objective):
         latents = jax.vmap(jax.vmap(self.base.sample))(keys)
         kind = float_dtype(params)
         latents = jax.tree.map(lambda leaf: leaf.astype(kind), latents)
-        step_size = first_step(self.sampler, self.adapt, params)
+        step_size = initial_step_size(self.sampler, self.adapt, params)
         return Context(latents, Sampled(jnp.ones((), kind), step_size))
 
     def refresh(

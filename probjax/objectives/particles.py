@@ -23,7 +23,7 @@ from probjax.checks import check_role
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.potential import check_energy, check_normalisable, potential
-from probjax.samplers.adaptation import first_step, move_chains
+from probjax.samplers.adaptation import initial_step_size, move_chains
 from probjax.trees import float_dtype
 from probjax.types import (
     Array,
@@ -112,7 +112,7 @@ def start_particles(
         accept=jnp.ones((), kind),
         ess=jnp.asarray(len(reference), kind),
         age=jnp.zeros((), kind),
-        step_size=first_step(objective.sampler, objective.adapt, params),
+        step_size=initial_step_size(objective.sampler, objective.adapt, params),
     )
 
 

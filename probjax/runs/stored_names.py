@@ -75,7 +75,7 @@ NAMES: dict[str, str] = {
     "Hamiltonian.Ends": "probjax.connectivity.trajectories:TrajectoryEnd",
     "hmc.Bounds": "probjax.leapfrog:Bounds",
     "hmc.Jitter": "probjax.samplers.hmc:Jitter",
-    "hmc.Momentum": "probjax.samplers.hmc:Momentum",
+    "hmc.Momentum": "probjax.samplers.momentum:Momentum",
     "hmc.Phase": "probjax.leapfrog:Phase",
     "hmc.State": "probjax.samplers.hmc:HMCState",
     "hopfield.AllStored": "probjax.models.hopfield.rules:AllStored",

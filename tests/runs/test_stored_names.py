@@ -35,8 +35,9 @@ HOLD_FUNCTIONS = """
     objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
     objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
     objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
-    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath
-    samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
+    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch
+    samplers.chain_loop:Chains samplers.gibbs:HeatBath samplers.hmc:HMC
+    samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
     annealing.pilot:Found annealing.pilot:Tuning apps.progress:Reading data.blocks:Block
@@ -44,7 +45,8 @@ INTERNAL = """
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
     runs.contents:Content runs.contents:Names samplers.adaptation:Moved
-    models.ising.clusters:Bonds samplers.hmc:Choice samplers.observers:Averaged
+    samplers.chain_loop:Counts samplers.chain_loop:RunState
+    models.ising.clusters:Bonds samplers.momentum:Choice samplers.observers:Averaged
     samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
