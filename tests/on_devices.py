@@ -229,7 +229,7 @@ def cut_runs(found, folder):
         rows[-1, -1] += 1
     # What only one process knows to differ, all refuse.
     kept = Checkpoint(folder / f"fit_{jax.device_count()}.npz")
-    with pytest.raises(ValueError, match="as these differ: data"):
+    with pytest.raises(ValueError, match="values of these arguments: data"):
         learn(rows, Watch(every=EVERY, checkpoint=kept))
 
 
@@ -262,7 +262,7 @@ def cut(job, path):
             raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        write, restore = checkpoint._to_save, checkpoint.Opened.restore
+        write, restore = checkpoint._to_save, checkpoint.OpenCheckpoint.restore
 
         def seen_written(driver, digests, states):
             written.append(jax.tree.leaves(states))
@@ -273,7 +273,7 @@ def cut(job, path):
             return restored[-1]
 
         patch.setattr(checkpoint, "_to_save", seen_written)
-        patch.setattr(checkpoint.Opened, "restore", seen_restored)
+        patch.setattr(checkpoint.OpenCheckpoint, "restore", seen_restored)
         with pytest.raises(KilledError):
             job(Watch(die, every=EVERY, checkpoint=kept))
         before = written[-1]
@@ -293,18 +293,18 @@ def several_states(folder):
     rows = spread(mine(np.arange(48.0, dtype=np.float32).reshape(16, 3)))
     for form in (".npz", "") if find_spec("orbax") else (".npz",):
         kept = Checkpoint(folder / f"states_{jax.device_count()}{form}")
-        with checkpoint.opened(kept, "job", {"rows": rows}) as run:
+        with checkpoint.open_checkpoint(kept, "job", {"rows": rows}) as run:
             assert run.count == 0
             refusal = "is in use by another run|cannot be opened by process 0"
             with (
                 pytest.raises(ValueError, match=refusal),
-                checkpoint.opened(kept, "job", {"rows": rows}),
+                checkpoint.open_checkpoint(kept, "job", {"rows": rows}),
             ):
                 pass
             run.write([key(), {"rows": rows}], last=True)
         with (
             jax.set_mesh(rows.sharding.mesh),
-            checkpoint.opened(kept, "job", {"rows": rows}) as run,
+            checkpoint.open_checkpoint(kept, "job", {"rows": rows}) as run,
         ):
             assert run.count == 2
             again = run.restore(1, lambda: {"rows": rows})["rows"]

@@ -59,7 +59,7 @@ def annealing(key=KEY, base=Bernoulli(3), sampler=HeatBath()):
         (sampling(key=np.random.default_rng(0)), r"key must be made as jax.random.key"),
         (sampling(sampler=HeatBath), "HMC.0.1. does, got the class HeatBath"),
         (sampling(x=BITS + 0.5), "not whole: .* and drawn by HMC"),
-        (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*: .* use HeatBath"),
+        (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*; try .* HeatBath"),
         (annealing(key=1), r"key must be made as jax.random.key\(0\), got 1"),
         (
             annealing(base=Gaussian),

@@ -203,7 +203,7 @@ def _unless_nan(draws, found):
 
 
 def _sorted(values):
-    """Sort all values, none of which may be NaN."""
+    """Sort all values, which must not contain NaN."""
     kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
     # Floats are mapped to integers in the same order, because XLA sorts integers five
     # times as fast on a CPU.

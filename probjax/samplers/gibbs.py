@@ -228,7 +228,7 @@ def colours(
 ) -> Float[Array, "colour site"]:
     """Masks of sites such that no edge joins two sites of one colour.
 
-    Greedy colouring: each site takes the first colour that none of its neighbours has.
+    Greedy colouring: each site takes the first colour that no neighbour has.
     A lattice with even sides becomes a chessboard.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 import probjax
 from probjax import Checkpoint, ising, storage
 from probjax.runs import stored_names
-from probjax.runs.checkpoint import opened
+from probjax.runs.checkpoint import open_checkpoint
 from probjax.runs.stored_names import NAMES, NAMES_OF_0_1_0
 
 FILES = Path(__file__).parents[1] / "version_0_1_0"
@@ -35,7 +35,7 @@ HOLD_FUNCTIONS = """
     objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
     objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
     objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
-    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch
+    runs.checkpoint_files:FileFormat runs.driver:Job runs.driver:Watch
     samplers.chain_loop:Chains samplers.gibbs:HeatBath samplers.hmc:HMC
     samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_0_1_0_is_rejected(tmp_path, monkeypatch):
     )
     with (
         pytest.raises(ValueError, match=message),
-        opened(Checkpoint(path), "fit", {}),
+        open_checkpoint(Checkpoint(path), "fit", {}),
     ):
         pass
     assert path.read_bytes() == (FILES / "checkpoint.npz").read_bytes()
