@@ -108,8 +108,8 @@ class HMC(Sampler):
         momentum: refreshment of the momentum before each leap.
         flip: rule that accepts a leap or negates the momentum: `standard_flip`,
             `reduced_flip` or `slice_flip`.
-        metric: displacement of x for a unit of momentum: lengths of shape () or (n,), or a
-            matrix of shape (n, n); see `leapfrog`. None for the identity.
+        metric: displacement of x for a unit of momentum: lengths of shape () or (n,),
+            or a matrix of shape (n, n); see `leapfrog`. None for the identity.
         bounds: interval of each coordinate of x. It cannot be combined with a matrix.
         jitter: random changes of the length of leaps; None for a fixed length.
         integrator: `kick_drift_kick` or `drift_kick_drift`.

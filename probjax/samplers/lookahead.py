@@ -49,8 +49,8 @@ class LookAheadHMC(Sampler):
         num_steps: number of leapfrog steps in a leap; each costs one gradient.
         look_ahead: largest number of leaps in a step.
         momentum: refreshment of the momentum before each step.
-        metric: displacement of x for a unit of momentum: lengths of shape () or (n,), or a
-            matrix of shape (n, n). None for the identity.
+        metric: displacement of x for a unit of momentum: lengths of shape () or (n,),
+            or a matrix of shape (n, n). None for the identity.
         bounds: interval of each coordinate of x. It cannot be combined with a matrix.
         jitter: random changes of the length of leaps; None for a fixed length.
 
