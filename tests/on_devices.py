@@ -43,9 +43,9 @@ from probjax.data import blocks, unique_rows
 from probjax.devices import on_host, sharded_vmap, spread
 from probjax.fitting import uncertainty
 from probjax.runs import checkpoint
-from probjax.samplers.hmc import reduced_flip
+from probjax.samplers.chain_loop import Chains, run_steps_static, start_run
+from probjax.samplers.momentum import reduced_flip
 from probjax.samplers.observers import Store
-from probjax.samplers.sample import _begin, _Chains, _observed
 
 
 def key():
@@ -119,7 +119,7 @@ def in_blocks(found):
     model = (MPF(ising.energy), random_ising(0, SIZE))
     learned = partial(fit, key(), *model, source, optimizer=ADAM, steps_per_round=5)
     if jax.process_count() > 1:
-        with pytest.raises(ValueError, match="blocks are read by one process"):
+        with pytest.raises(ValueError, match="blocks must be read by a single process"):
             learned()
         return
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("rows",))):
@@ -229,7 +229,7 @@ def cut_runs(found, folder):
         rows[-1, -1] += 1
     # What only one process knows to differ, all refuse.
     kept = Checkpoint(folder / f"fit_{jax.device_count()}.npz")
-    with pytest.raises(ValueError, match="as these differ: data"):
+    with pytest.raises(ValueError, match="values of these arguments: data"):
         learn(rows, Watch(every=EVERY, checkpoint=kept))
 
 
@@ -262,7 +262,7 @@ def cut(job, path):
             raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        write, restore = checkpoint._to_save, checkpoint.Opened.restore
+        write, restore = checkpoint._to_save, checkpoint.OpenCheckpoint.restore
 
         def seen_written(driver, digests, states):
             written.append(jax.tree.leaves(states))
@@ -273,7 +273,7 @@ def cut(job, path):
             return restored[-1]
 
         patch.setattr(checkpoint, "_to_save", seen_written)
-        patch.setattr(checkpoint.Opened, "restore", seen_restored)
+        patch.setattr(checkpoint.OpenCheckpoint, "restore", seen_restored)
         with pytest.raises(KilledError):
             job(Watch(die, every=EVERY, checkpoint=kept))
         before = written[-1]
@@ -293,18 +293,18 @@ def several_states(folder):
     rows = spread(mine(np.arange(48.0, dtype=np.float32).reshape(16, 3)))
     for form in (".npz", "") if find_spec("orbax") else (".npz",):
         kept = Checkpoint(folder / f"states_{jax.device_count()}{form}")
-        with checkpoint.opened(kept, "job", {"rows": rows}) as run:
+        with checkpoint.open_checkpoint(kept, "job", {"rows": rows}) as run:
             assert run.count == 0
             refusal = "is in use by another run|cannot be opened by process 0"
             with (
                 pytest.raises(ValueError, match=refusal),
-                checkpoint.opened(kept, "job", {"rows": rows}),
+                checkpoint.open_checkpoint(kept, "job", {"rows": rows}),
             ):
                 pass
             run.write([key(), {"rows": rows}], last=True)
         with (
             jax.set_mesh(rows.sharding.mesh),
-            checkpoint.opened(kept, "job", {"rows": rows}) as run,
+            checkpoint.open_checkpoint(kept, "job", {"rows": rows}) as run,
         ):
             assert run.count == 2
             again = run.restore(1, lambda: {"rows": rows})["rows"]
@@ -354,9 +354,9 @@ def words(found):
     """The collectives in the compiled core of sampling."""
     x = spread(mine(np.zeros((CHAINS, 3), np.float32)))
     with jax.set_mesh(x.sharding.mesh):
-        chains = _Chains(quartic, key(), jnp.ones(3), REDUCED)
-        begun = _begin(chains, Store(5), x)
-        core = jax.jit(lambda now: _observed(chains, Store(5), now, 0, 5, 1))
+        chains = Chains(quartic, key(), jnp.ones(3), REDUCED)
+        begun = start_run(chains, Store(5), x)
+        core = jax.jit(lambda now: run_steps_static(chains, Store(5), now, 0, 5, 1))
         said = core.lower(begun).compile().as_text()
     names = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     found["collectives"] = np.array([said.count(name) for name in names])

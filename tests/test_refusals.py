@@ -59,7 +59,7 @@ def annealing(key=KEY, base=Bernoulli(3), sampler=HeatBath()):
         (sampling(key=np.random.default_rng(0)), r"key must be a random key, got"),
         (sampling(sampler=HeatBath), "HMC.0.1. does, got the class HeatBath"),
         (sampling(x=BITS + 0.5), "not whole; .* and HMC to sample"),
-        (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*: .* use HeatBath"),
+        (sampling(x=BITS.astype(int), sampler=HMC(0.1)), "x of int.*; try .* HeatBath"),
         (annealing(key=1), r"key must be a random key, got 1; try jax.random.key\(0\)"),
         (
             annealing(base=Gaussian),

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.annealing.schedule import Schedule
 from probjax.interfaces import Sampler
 from probjax.recipe import recipe, static
-from probjax.samplers.adaptation import nearer
+from probjax.samplers.adaptation import adapt_log_step
 from probjax.samplers.tuning import LENGTHS, Spread
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, Info, Scalar, State
@@ -136,7 +136,9 @@ class Adaptation:
             if before.log_step is None:
                 return before._replace(total_deviation=deviation)
             acceptance = info.acceptance.mean()
-            log_step = nearer(before.log_step, acceptance, self._target(sampler))
+            log_step = adapt_log_step(
+                before.log_step, acceptance, self._target(sampler)
+            )
             return Tuning(log_step, None, before.total_log_step + log_step, deviation)
 
         after = jax.lax.cond(self.active, adapt, lambda: before)

@@ -1,4 +1,4 @@
-"""Rows of data: checks, blocks on disk, preprocessing, corruption and datasets."""
+"""Rows of data: validation, out-of-core blocks, preprocessing, corruption, datasets."""
 
 from probjax.data import blocks, datasets, preprocessing
 from probjax.data.blocks import Blocks

@@ -1,10 +1,10 @@
-"""Data that do not fit: rows that are read a block at a time, in every pass anew.
+"""Out-of-core data, read block by block on every pass.
 
     fit(key, objective, params, blocks.from_file("bits.npy", decode=PackedBits(200)))
 
-A block goes to the device as it is stored, and becomes rows in compiled code: bits may
-stay packed, eight to the byte, until they are needed. All blocks are padded to one size
-with rows of no weight, so that one program serves them all.
+Blocks are transferred to the device as they are stored and decoded in compiled code, so
+that bits may stay packed, eight in a byte. All blocks are padded to one size with rows
+of weight 0, so that one program serves them all.
 """
 
 import os
@@ -28,41 +28,42 @@ ROWS_PER_BLOCK = 2**16
 
 
 class PackedBits(NamedTuple):
-    """Rows of bits out of the bytes that `np.packbits(rows, axis=1)` made of them.
+    """Decoder of bits that `np.packbits(rows, axis=1)` has packed into bytes.
 
     >>> PackedBits(3)(np.packbits([[1, 0, 1]], axis=1)).tolist()
     [[1, 0, 1]]
     """
 
     num_bits: int
-    """How many bits a row has; what is left of its last byte is not looked at."""
+    """Number of bits in a row; the rest of its last byte is ignored."""
 
     def __call__(self, x: Array) -> Array:
         width = -(-self.num_bits // 8)
         if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != width:
             raise ValueError(
-                f"rows of {self.num_bits} packed bits are {width} bytes, uint8, got "
-                f"{x.dtype} of shape {x.shape}"
+                f"rows of {self.num_bits} packed bits must be {width} bytes, uint8, "
+                f"got {x.dtype} of shape {x.shape}"
             )
         return jnp.unpackbits(jnp.asarray(x), axis=1, count=self.num_bits)
 
 
 def as_stored(x: State) -> State:
-    """Rows that need no decoding."""
+    """Return rows that need no decoding."""
     return x
 
 
 @recipe
 class Blocks:
-    """Rows on the host, of which `fit` sees a block at a time.
+    """Rows on the host or on disk, which `fit` reads block by block.
 
     Args:
-        read: called at the start of each pass, returns an iterable of its blocks: rows
-            or `Data` with weights, the same in every pass. A generator function will
-            do, a generator will not, being spent after one.
-        rows_per_block: the most rows of a block; those with fewer are padded.
-        decode: from the rows of a block as they are stored to states, compiled: as
-            `PackedBits(200)`, or a function of a module.
+        read: function that is called at the start of each pass and returns an iterable
+            of blocks: rows, or `Data` with weights. Every pass must return the same
+            blocks. It can be a generator function, but not a generator, which is
+            exhausted after one pass.
+        rows_per_block: largest number of rows in a block; smaller blocks are padded.
+        decode: function that converts the stored rows of a block to states, in compiled
+            code: `PackedBits(200)`, or a function defined at module level.
 
     >>> def read():
     ...     yield np.zeros((3, 2))
@@ -79,7 +80,7 @@ class Blocks:
         check_count("rows_per_block", self.rows_per_block)
         if not callable(self.read):
             raise ValueError(
-                "read must be a function that begins a new pass over the blocks, got "
+                "read must be a function that starts a new pass over the blocks, got "
                 f"a {type(self.read).__name__}"
             )
 
@@ -91,14 +92,20 @@ def from_array(
     rows_per_block: int = ROWS_PER_BLOCK,
     decode: Callable[[Any], State] = as_stored,
 ) -> Blocks:
-    """Blocks of an array on the host, as one that is mapped into memory.
+    """Cut an array on the host into blocks; it can be a memory map.
+
+    Args:
+        x: rows.
+        weights: weight of each row; None for equal weights.
+        rows_per_block: number of rows in a block.
+        decode: function that converts stored rows to states, as in `Blocks`.
 
     >>> source = from_array(np.eye(3), rows_per_block=2)
     >>> [len(block.x) for block in source.read()]
     [2, 1]
     """
     if np.ndim(x) == 0 or len(x) == 0:
-        raise ValueError(f"x must have rows, got shape {np.shape(x)}")
+        raise ValueError(f"x must have at least one row, got shape {np.shape(x)}")
     if weights is not None and np.shape(weights) != (len(x),):
         raise ValueError(
             f"weights must have one entry for each of {len(x)} rows, got shape "
@@ -122,7 +129,13 @@ def from_file(
     rows_per_block: int = ROWS_PER_BLOCK,
     decode: Callable[[Any], State] = as_stored,
 ) -> Blocks:
-    """Blocks of a NumPy file `.npy` of rows, which is mapped and never read whole.
+    """Cut the rows in a NumPy file `.npy` into blocks, without reading the whole file.
+
+    Args:
+        path: file with an array of rows, which is memory-mapped.
+        weights: weight of each row; None for equal weights.
+        rows_per_block: number of rows in a block.
+        decode: function that converts stored rows to states, as in `Blocks`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -135,17 +148,17 @@ def from_file(
         if x.dtype.kind not in "buif":
             raise ValueError(f"it holds {x.dtype}, not numbers")
         if x.ndim < 2 or 0 in x.shape:
-            raise ValueError(f"it must be rows, got shape {x.shape}")
+            raise ValueError(f"it must hold rows, got shape {x.shape}")
     except FileNotFoundError:
         raise
     except Exception as error:
-        # A damaged file can fail in any of the parsers: all of it is one trouble.
+        # A damaged file can fail in any of several parsers.
         raise ValueError(f"{path} cannot be read as rows: {error}") from error
     return from_array(x, weights=weights, rows_per_block=rows_per_block, decode=decode)
 
 
 class ColumnMoments(NamedTuple):
-    """What a pass over rows adds up.
+    """Result of `moments`.
 
     >>> mean, weight = moments(from_array(np.eye(4)))
     >>> float(weight)
@@ -153,13 +166,13 @@ class ColumnMoments(NamedTuple):
     """
 
     mean: PyTree
-    """The weighted mean of every entry."""
+    """Weighted mean of every entry over rows."""
     weight: Scalar
-    """The weight of all rows; without weights, their number."""
+    """Total weight of all rows; without weights, their number."""
 
 
 def moments(source: Blocks) -> ColumnMoments:
-    """The mean row, in one pass: `ising.centred_at(*blocks.moments(source))`.
+    """Compute the mean row in one pass: `ising.centred_at(*blocks.moments(source))`.
 
     >>> moments(from_array(np.eye(2), weights=[3.0, 1.0])).mean.tolist()
     [0.75, 0.25]
@@ -178,7 +191,7 @@ def _moments(decode, block):
     x = jax.tree.map(lambda leaf: leaf.astype(float), decode(block.x))
     weights = block.weights.astype(float)
     weight = weights.sum()
-    # A block of no weight at all has no mean, and must not make one of NaN.
+    # The mean of a block of weight 0 is arbitrary, but it must not be NaN.
     mean = mean_of_observed(Data(x, weights + (weight == 0)))
     return ColumnMoments(mean, weight)
 
@@ -192,18 +205,19 @@ def _joined(first, second):
 
 
 class Block(NamedTuple):
-    """Rows as they are stored, padded with copies of one that weigh nothing."""
+    """Rows as they are stored, padded with rows of weight 0."""
 
     x: PyTree
+    """Rows; the padding repeats the last of them."""
     weights: Any
-    """How much each counts, an array."""
+    """Weight of each row, an array."""
 
 
 def padded(source: Blocks) -> Iterator[Block]:
-    """A pass over the blocks, all of the same size."""
+    """Read all blocks once, padded to the same size."""
     for block in source.read():
         block = block if isinstance(block, Data) else Data(block)
-        refuse_mask(block, "rows on disk must be complete")
+        refuse_mask(block, "blocks must have complete rows")
         x = jax.tree.map(np.asarray, block.x)
         rows = _rows_of(x)
         if not 0 < rows <= source.rows_per_block:
@@ -230,38 +244,45 @@ def _padded(missing, leaf):
 def _rows_of(x):
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
-        raise ValueError("a block must be arrays with a leading axis of rows")
+        found = "scalars" if leaves else "no arrays"
+        raise ValueError(
+            f"a block must be arrays with a leading axis of rows, got {found}; try "
+            "np.array to convert lists"
+        )
     counts = {len(leaf) for leaf in leaves}
     if len(counts) > 1:
-        raise ValueError(f"a block must have the same rows, got {sorted(counts)}")
+        raise ValueError(
+            "all arrays of a block must have the same number of rows, got "
+            f"{sorted(counts)}"
+        )
     return counts.pop()
 
 
 class Surveyed(NamedTuple):
-    """Blocks that were looked through once, all checks passed."""
+    """Blocks that were read once and passed all checks."""
 
     source: Blocks
     first: Block
-    """The first block, as it is stored."""
+    """First block, as it is stored."""
     weights: tuple[float, ...]
-    """The weight of each block, by which later passes are known to be the same."""
+    """Total weight of each block, with which later passes are compared."""
     counts: tuple[int, ...]
-    """How many of its rows weigh something."""
+    """Number of rows with a positive weight in each block."""
 
     def digest(self) -> str:
-        """Of what all blocks hold, in another pass."""
+        """Hash of the contents of all blocks, computed in another pass."""
         return digest([digest(tuple(block)) for block in same_blocks(self)])
 
 
 def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
-    """Look through all blocks once, as `fit` does with data in memory.
+    """Read all blocks once and apply the checks that `fit` applies to data in memory.
 
-    Refused is what the objective refuses of rows in memory, too.
+    Rows that the objective rejects in memory raise the same errors.
     """
     if jax.process_count() > 1:
         raise ValueError(
-            "blocks are read by one process, on as many devices as it has, got "
-            f"{jax.process_count()} processes: spread rows in memory among them"
+            "blocks must be read by a single process, which may have many devices, "
+            f"got {jax.process_count()} processes; try spread(rows) with rows in memory"
         )
     first, weights, counts = None, [], []
     for block in padded(source):
@@ -272,12 +293,15 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
         weights.append(float(block.weights.sum()))
         counts.append(int(np.count_nonzero(block.weights)))
     if first is None or not any(weights):
-        raise ValueError(f"data must have rows of weight, got {len(weights)} blocks")
+        raise ValueError(
+            "data must have rows with a positive weight, got none in "
+            f"{len(weights)} blocks"
+        )
     return Surveyed(source, first, tuple(weights), tuple(counts))
 
 
 def same_blocks(known: Surveyed) -> Iterator[Block]:
-    """Another pass over the blocks, refused if their weights are not those surveyed."""
+    """Read the blocks again; raise if their weights differ from the first pass."""
     count = 0
     for block in padded(known.source):
         if count == len(known.weights) or block.weights.sum() != known.weights[count]:
@@ -288,6 +312,6 @@ def same_blocks(known: Surveyed) -> Iterator[Block]:
         if count == len(known.weights):
             return
     raise ValueError(
-        f"every pass must read the same {len(known.weights)} blocks, but one differed "
-        f"at block {count}: let read begin a new pass each time it is called"
+        f"every pass must read the same {len(known.weights)} blocks, got a difference "
+        f"at block {count}; make read start a new pass each time it is called"
     )

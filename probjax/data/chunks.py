@@ -1,4 +1,4 @@
-"""Parts of rows: chunks that bound memory, and rows by their numbers."""
+"""Subsets of rows: chunks that bound memory, and rows selected by index."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,11 @@ from probjax.types import Array, Float, PyTree
 def cut_chunk(
     i: Array, size: int, rows: PyTree, weights: Float[Array, " row"]
 ) -> tuple[PyTree, Float[Array, " chunk"]]:
-    """The i-th `size` of the rows, and their weights.
+    """Return chunk `i` of the rows, of `size` rows, and its weights.
 
-    The last chunk reaches back over rows already counted, which then weigh nothing. Of
-    rows that are spread, every device cuts its share of a chunk out of its own.
+    The last chunk overlaps the previous one if the rows do not divide evenly; its
+    repeated rows have weight 0. If rows are spread over devices, each device cuts its
+    part of the chunk out of its own rows.
     """
     parts = num_parts(len(weights), size)
     width, length = size // parts, len(weights) // parts
@@ -29,16 +30,19 @@ def cut_chunk(
 
 
 def num_parts(*counts: int) -> int:
-    """Number of devices over which rows are spread; 1 if a count does not divide."""
+    """Number of devices over which rows are spread.
+
+    It is 1 if one of the `counts` is not a multiple of the number of devices.
+    """
     parts = num_devices()
     return 1 if any(count % parts for count in counts) else parts
 
 
 def take(tree: PyTree, rows: Array) -> PyTree:
-    """Those rows of every leaf."""
+    """Return the rows with indices `rows` of every leaf."""
     return shard_rows(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 
 def put(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    """Every leaf with those rows replaced."""
+    """Replace the rows with indices `rows` of every leaf by `values`."""
     return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), tree, values)

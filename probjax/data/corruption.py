@@ -1,14 +1,15 @@
-"""Binary versions of rows: bits that are flipped, or drawn from grey levels.
+"""Random binary versions of rows: flipped bits, or bits drawn from grey levels.
 
-    FixedFlips          exactly so many of the n bits of each state are flipped;
-    IndependentFlips    each bit is, with a probability;
-    GreyLevels          each bit is on with the probability that the row says.
+    FixedFlips          a fixed number of the bits of each state is flipped;
+    IndependentFlips    each bit is flipped with a given probability;
+    GreyLevels          each bit is 1 with the probability that the row contains.
 
-The first is what the thesis does, and a memory can tell: a unit that sees how many of
-the others are wrong knows something of itself. The second knows of no such thing.
+`FixedFlips` is the corruption of the thesis. Its flips are not independent: a unit that
+detects how many other units are wrong gains information about itself. Flips of
+`IndependentFlips` carry no such information.
 
-Both leave most bits as they were. With half of them flipped nothing is left of a state
-to learn from, and with more it is its opposite that would be learned.
+Both require that fewer than half of the bits are flipped. With half of them flipped,
+nothing of the state is left to learn; with more, its complement would be learned.
 """
 
 from abc import ABC, abstractmethod
@@ -24,12 +25,12 @@ from probjax.types import Array, ArrayLike, Float, PRNGKeyArray
 
 
 class Corruption(ABC):
-    """`corruption(key, x)`: a binary version of a state, or of each of many rows.
+    """Random map `corruption(key, x)` from a state, or rows of states, to bits.
 
-    It raises if it cannot be applied to the rows.
+    It raises an error if it cannot be applied to the rows.
 
     >>> @recipe
-    ... class Losses(Corruption):  # of half of the bits that are on
+    ... class Losses(Corruption):  # sets half of the ones to 0
     ...     def __call__(self, key, x):
     ...         return x * jax.random.bernoulli(key, 0.5, x.shape)
     >>> left = Losses()(jax.random.key(0), jnp.ones((100, 100)))
@@ -44,7 +45,7 @@ class Corruption(ABC):
 
 @recipe
 class FixedFlips(Corruption):
-    """So many bits of each state, chosen at random, are flipped.
+    """Flip `num_flips` random bits of each state.
 
     >>> FixedFlips(2)(jax.random.key(0), jnp.zeros((3, 8))).sum(axis=1).tolist()
     [2.0, 2.0, 2.0]
@@ -67,7 +68,7 @@ class FixedFlips(Corruption):
 
 @recipe
 class IndependentFlips(Corruption):
-    """Each bit is flipped with this probability, whatever becomes of the others.
+    """Flip each bit independently with the given `probability`, below 1/2.
 
     >>> rows = IndependentFlips(0.1)(jax.random.key(0), jnp.zeros((1000, 8)))
     >>> round(float(rows.mean()), 1)
@@ -79,8 +80,8 @@ class IndependentFlips(Corruption):
     def __post_init__(self):
         if not holds(_is_minority, self.probability):
             raise ValueError(
-                "probability must be above 0 and below 1/2, where nothing of a state "
-                f"is left, got {self.probability}"
+                "probability must be above 0 and below 1/2, got "
+                f"{self.probability}; with 1/2, nothing of a state is left"
             )
 
     def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
@@ -91,7 +92,7 @@ class IndependentFlips(Corruption):
 
 @recipe
 class GreyLevels(Corruption):
-    """Each bit is on with the probability that the row says: `binarise_randomly`.
+    """Draw each bit with the probability that the row contains: `binarise_randomly`.
 
     >>> GreyLevels()(jax.random.key(0), jnp.array([0.0, 1.0])).tolist()
     [0.0, 1.0]
@@ -104,13 +105,14 @@ class GreyLevels(Corruption):
 def flip_some(
     key: PRNGKeyArray, x: Float[Array, "*row unit"], num_flips: int | Array
 ) -> Float[Array, "*row unit"]:
-    """States with any number of their bits flipped, from none to all."""
-    # The lowest levels, of which no two are alike: their last digits are the place.
-    places = jax.lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
+    """Flip `num_flips` random bits of each state, from 0 to all of them."""
+    # Bits with the smallest random numbers are flipped. The last binary digits of a
+    # number are its index, so that no two numbers are equal.
+    indices = jax.lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
     digits = (x.shape[-1] - 1).bit_length()
-    levels = jax.random.bits(key, x.shape, jnp.uint32) >> digits << digits | places
-    highest = jnp.take(jnp.sort(levels, axis=-1), num_flips - 1, axis=-1, mode="clip")
-    chosen = (levels <= highest[..., None]) & (num_flips > 0)
+    numbers = jax.random.bits(key, x.shape, jnp.uint32) >> digits << digits | indices
+    largest = jnp.take(jnp.sort(numbers, axis=-1), num_flips - 1, axis=-1, mode="clip")
+    chosen = (numbers <= largest[..., None]) & (num_flips > 0)
     return jnp.where(chosen, 1 - x, x)
 
 

@@ -1,20 +1,20 @@
-"""Data sets: from a folder that you name, or what another library ships.
+"""Data sets, read from a folder or taken from scikit-learn.
 
-A folder is an argument, or what the environment variable `PROBJAX_DATA` names when a
-loader is called. It holds any of
+The folder is an argument of the loader, or the value of the environment variable
+`PROBJAX_DATA` when the loader is called. It holds any of
 
     natural_images.npz                 arrays `train` and `test`, (image, row, column)
     natural_images_train.npy, natural_images_test.npy
-                                       the same, mapped into memory instead of read
-    *.iml                              images of van Hateren's as they are published
+                                       the same arrays, which are memory-mapped
+    *.iml                              van Hateren's images as published
     mnist10k.npz                       arrays `train`, `train_label`, `test` and
                                        `test_label`, bytes (digit, row, column)
     train-images-idx3-ubyte, train-labels-idx1-ubyte,
     t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte
-                                       MNIST as it is published, each also as .gz
+                                       MNIST as published; each may end in .gz
 
-Nothing is downloaded, and nothing in a file is run: there are no pickles. A file that
-is damaged or another one's is one `ValueError`.
+Nothing is downloaded, and nothing in a file is executed, because pickles are rejected.
+A damaged or unknown file raises a `ValueError`.
 
 Reference: van Hateren and van der Schaaf, Proceedings of the Royal Society B 265, 359
 (1998); LeCun, Bottou, Bengio and Haffner, Proceedings of the IEEE 86, 2278 (1998).
@@ -34,13 +34,14 @@ from probjax.runs.npz import read_arrays
 
 FOLDER_VARIABLE = "PROBJAX_DATA"
 _VAN_HATEREN = (1024, 1536)
-# The last bytes are of unsigned bytes (8), and the number of axes.
+# The last two bytes are the type of the entries (8: unsigned byte) and the number of
+# axes.
 _IDX_IMAGES, _IDX_LABELS = 0x803, 0x801
 _MOST_BYTES = 2**30
 
 
 class NaturalImages(NamedTuple):
-    """Grey photographs, of intensities, on the host.
+    """Grey photographs on the host; their entries are light intensities.
 
     >>> images = NaturalImages(train=np.ones((3, 8, 8)), test=np.ones((1, 8, 8)))
     >>> len(images.train), images.test[0].shape
@@ -48,20 +49,24 @@ class NaturalImages(NamedTuple):
     """
 
     train: np.ndarray | list[np.ndarray]
-    """Images `(row, column)` to learn from: a stack or a list."""
+    """Images `(row, column)` for training: an array `(image, row, column)` or a list.
+    """
     test: np.ndarray | list[np.ndarray]
-    """Others to judge by; no pixel is in both."""
+    """Images for testing; no pixel is in both sets."""
 
 
 def natural_images(folder: str | os.PathLike | None = None) -> NaturalImages:
-    """Photographs of natural scenes, from the first in `folder` of the three above.
+    """Load photographs of natural scenes.
 
-    Of images of van Hateren's the last tenth by name are for testing: neighbours in
-    their numbering often show one scene.
+    They are read from `natural_images.npz`, `natural_images_train.npy` or the `*.iml`
+    files in `folder`, whichever is found first. Of van Hateren's images the last tenth,
+    sorted by name, is for testing, because images with adjacent numbers often show the
+    same scene.
 
-    With no folder named anywhere these are the two photographs that scikit-learn ships,
-    as linear, positive intensities of at most 1, the left half of each for training and
-    the right for testing. They are enough to try a model, not to judge it.
+    If neither `folder` nor `PROBJAX_DATA` is given, these are the two photographs that
+    come with scikit-learn, as linear, positive intensities of at most 1. The left half
+    of each is for training and the right half for testing. They suffice to try a model,
+    but not to evaluate it.
 
         images = datasets.natural_images("folder")
         rows = preprocessing.patches(key, images.train, size=16, num_patches=10_000)
@@ -75,29 +80,30 @@ def natural_images(folder: str | os.PathLike | None = None) -> NaturalImages:
     >>> images.train.shape, images.test.shape
     ((3, 8, 8), (1, 8, 8))
     """
-    place = _folder(folder)
-    if place is None:
+    path = _folder(folder)
+    if path is None:
         return _sample_photographs()
-    archive, train = place / "natural_images.npz", place / "natural_images_train.npy"
+    archive, train = path / "natural_images.npz", path / "natural_images_train.npy"
     if archive.exists():
         checks = {"train": _checked_stack, "test": _checked_stack}
         return NaturalImages(**_arrays(archive, checks))
     if train.exists():
-        test = place / "natural_images_test.npy"
+        test = path / "natural_images_test.npy"
         return NaturalImages(_mapped(train), _mapped(test))
-    images = van_hateren(place)
+    images = van_hateren(path)
     if len(images) < 2:
         raise ValueError(
-            f"{place} holds {len(images)} images: training and testing need two"
+            f"{path} must hold at least two images, for training and testing, got "
+            f"{len(images)}"
         )
     tenth = -(-len(images) // 10)
     return NaturalImages(images[:-tenth], images[-tenth:])
 
 
 def van_hateren(folder: str | os.PathLike) -> list[np.ndarray]:
-    """All `.iml` images in a folder, by name, mapped into memory: none is read yet.
+    """Memory-map all `.iml` images in a folder, sorted by name.
 
-    They are raw 16-bit numbers, the high byte first, in 1024 rows of 1536.
+    Each file consists of 1024 x 1536 integers of 16 bits, high byte first.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -110,9 +116,9 @@ def van_hateren(folder: str | os.PathLike) -> list[np.ndarray]:
     paths = sorted(path for path in place.iterdir() if path.suffix.lower() == ".iml")
     if not paths:
         raise ValueError(
-            f"{place} holds no natural images: neither natural_images.npz nor "
-            f"natural_images_train.npy nor *.iml. Name another folder or, without "
-            f"{FOLDER_VARIABLE} and folder, have the photographs of scikit-learn"
+            f"{place} must hold natural_images.npz, natural_images_train.npy or *.iml, "
+            "got none of these files; try another folder, or omit folder and "
+            f"{FOLDER_VARIABLE} to load the photographs of scikit-learn"
         )
     return [_iml(path) for path in paths]
 
@@ -122,14 +128,14 @@ def _iml(path: Path) -> np.ndarray:
     size = path.stat().st_size
     if size != 2 * rows * columns:
         raise ValueError(
-            f"{path} is no .iml image, which has {2 * rows * columns} bytes for {rows} "
-            f"x {columns} numbers: it has {size}"
+            f"{path} is not an .iml image: it must have {2 * rows * columns} bytes for "
+            f"{rows} x {columns} numbers, got {size}"
         )
     return np.memmap(path, ">u2", "r", shape=_VAN_HATEREN)
 
 
 class Digits(NamedTuple):
-    """Handwritten digits and which they are, on the host.
+    """Handwritten digits and their labels, on the host.
 
     >>> white, labels = np.ones((3, 8, 8), np.float32), np.array([4, 7, 7])
     >>> images = Digits(white, labels, test=white[:1], test_label=labels[:1])
@@ -138,20 +144,21 @@ class Digits(NamedTuple):
     """
 
     train: np.ndarray
-    """Images `(digit, row, column)` to learn from: intensities from 0 to 1, float32."""
+    """Images `(digit, row, column)` for training: intensities from 0 to 1, float32."""
     train_label: np.ndarray
-    """Which of 0 to 9 each of them is."""
+    """Labels of the training images, from 0 to 9."""
     test: np.ndarray
-    """Others to judge by."""
+    """Images for testing."""
     test_label: np.ndarray
-    """And which these are."""
+    """Labels of the test images."""
 
 
 def digits(folder: str | os.PathLike | None = None) -> Digits:
-    """Handwritten digits: MNIST, from the first in `folder` of the two forms above.
+    """Load handwritten digits.
 
-    With no folder named anywhere these are the 1,797 digits of 8 x 8 pixels that
-    scikit-learn ships, in its order, the last fifth for testing.
+    They are MNIST, read from `mnist10k.npz` or the published files in `folder`. If
+    neither `folder` nor `PROBJAX_DATA` is given, these are the 1,797 digits of 8 x 8
+    pixels that come with scikit-learn, in its order, the last fifth for testing.
 
         images = datasets.digits("folder").train
         rows = preprocessing.binarise(images.reshape(len(images), -1), threshold=0.5)
@@ -192,18 +199,18 @@ def _shipped_digits() -> Digits:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "digits without a folder needs scikit-learn: pip install scikit-learn, or "
-            f"name a folder ({FOLDER_VARIABLE})"
+            "digits without a folder requires scikit-learn; try pip install "
+            f"scikit-learn, or give a folder ({FOLDER_VARIABLE})"
         ) from error
     rows, labels = map(np.asarray, load_digits(return_X_y=True))
     images = rows.reshape(-1, 8, 8)
     last = -(len(images) // 5)
     parts = (images[:last], labels[:last], images[last:], labels[last:])
-    return _checked_digits("scikit-learn's set", *parts, white=16)
+    return _checked_digits("scikit-learn's digits", *parts, white=16)
 
 
 def _checked_digits(source, train, train_label, test, test_label, *, white) -> Digits:
-    """Digits of levels from 0 to `white` as intensities, one label for each."""
+    """Check digits, and convert grey levels from 0 to `white` to intensities."""
     for images, labels in ((train, train_label), (test, test_label)):
         if labels.shape != images.shape[:1]:
             raise ValueError(
@@ -229,14 +236,14 @@ def _idx_path(place: Path, name: str) -> Path:
         if path.exists():
             return path
     raise ValueError(
-        f"{place} holds no digits: neither mnist10k.npz nor {name} nor {name}.gz. Name "
-        f"another folder or, without {FOLDER_VARIABLE} and folder, have the digits of "
-        "scikit-learn"
+        f"{place} must hold mnist10k.npz, {name} or {name}.gz, got none of these "
+        f"files; try another folder, or omit folder and {FOLDER_VARIABLE} to load the "
+        "digits of scikit-learn"
     )
 
 
 def _idx(path: Path, kind: int) -> np.ndarray:
-    """The bytes of an idx file: its kind, the length of each axis, and they."""
+    """Read an idx file: its kind, the length of each axis, and the bytes."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:
@@ -244,26 +251,26 @@ def _idx(path: Path, kind: int) -> np.ndarray:
             head = file.read(struct.calcsize(form))
             found, *shape = struct.unpack(form, head)
             if found != kind:
-                raise ValueError(f"it begins with {found:#x} in place of {kind:#x}")
+                raise ValueError(f"it must begin with {kind:#x}, got {found:#x}")
             count = math.prod(shape)
             if not 0 < count <= _MOST_BYTES:
-                raise ValueError(f"it tells of {shape}, {count} bytes")
-            # One more than there should be tells whether there are others.
+                raise ValueError(f"its header declares shape {shape}, {count} bytes")
+            # One byte more than expected, to detect files that are too long.
             content = _read(file, count + 1)
     except Exception as error:
-        # A damaged file can fail in any of the parsers: all of it is one trouble.
+        # A damaged file can fail in any of several parsers.
         raise ValueError(f"{path} cannot be read as digits: {error}") from error
     if len(content) != count:
         few = "fewer" if len(content) < count else "more"
         raise ValueError(
             f"{path} cannot be read as digits: it has {few} than the {count} bytes "
-            "that it tells of"
+            "that its header declares"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _read(file: Any, most: int) -> bytes:
-    """At most so many bytes, with room for no more than there are."""
+    """Read at most `most` bytes; memory grows with the file, not with `most`."""
     parts = []
     while most > 0 and (part := file.read(min(most, 2**20))):
         parts.append(part)
@@ -278,8 +285,8 @@ def _sample_photographs() -> NaturalImages:
         photographs = load_sample_images().images
     except ImportError as error:
         raise ImportError(
-            "natural_images without a folder needs scikit-learn and Pillow: "
-            f"pip install scikit-learn pillow, or name a folder ({FOLDER_VARIABLE})"
+            "natural_images without a folder requires scikit-learn and Pillow; try pip "
+            f"install scikit-learn pillow, or give a folder ({FOLDER_VARIABLE})"
         ) from error
     grey = np.stack([_luminance(photograph) for photograph in photographs])
     half = grey.shape[2] // 2
@@ -287,11 +294,11 @@ def _sample_photographs() -> NaturalImages:
 
 
 def _luminance(photograph: np.ndarray) -> np.ndarray:
-    """Linear intensity of 8-bit sRGB colours (IEC 61966-2-1), white being 1."""
+    """Linear intensity of 8-bit sRGB colours (IEC 61966-2-1); white is 1."""
     level = np.asarray(photograph, np.float32) / 255
     linear = np.where(level <= 0.04045, level / 12.92, ((level + 0.055) / 1.055) ** 2.4)
     grey = linear @ np.array([0.2126, 0.7152, 0.0722], np.float32)
-    # Black is less than one level, not no light at all, which has no logarithm.
+    # Black is set to the intensity of level 1, because 0 has no logarithm.
     return np.maximum(grey, np.float32(1 / 255 / 12.92))
 
 
@@ -302,19 +309,19 @@ def _folder(folder) -> Path | None:
 
 def _existing(named: str | os.PathLike) -> Path:
     folder = Path(named).expanduser()
-    # An empty name would be the folder one happens to be in.
+    # An empty name would be the current folder.
     if not (os.fspath(named) and folder.is_dir()):
-        raise ValueError(f"{os.fspath(named)!r} is not a folder of data sets")
+        raise ValueError(f"folder must be an existing folder, got {os.fspath(named)!r}")
     return folder
 
 
 def _arrays(path: Path, checks: Mapping[str, Callable]) -> dict[str, np.ndarray]:
-    """Arrays by name out of an archive, each as its `check(name, array)` returns it."""
+    """Read arrays of an archive by name, and apply `check(name, array)` to each."""
     try:
         found = read_arrays(path, checks)
         return {name: check(name, found[name]) for name, check in checks.items()}
     except Exception as error:
-        # A damaged file can fail in any of the parsers: all of it is one trouble.
+        # A damaged file can fail in any of several parsers.
         raise ValueError(f"{path} cannot be read as images: {error}") from error
 
 
@@ -335,20 +342,22 @@ def _checked_stack(name: str, stack: Any) -> np.ndarray:
 
 
 def _checked_bytes(name: str, stack: np.ndarray) -> np.ndarray:
-    # Intensities, say, would be taken for the darkest of 256 levels.
+    # Intensities from 0 to 1, for example, would be read as the two darkest levels.
     if stack.dtype != np.uint8:
-        raise ValueError(f"{name} must be levels of 0 to 255, uint8, got {stack.dtype}")
+        raise ValueError(
+            f"{name} must be grey levels from 0 to 255, uint8, got {stack.dtype}"
+        )
     return _checked_stack(name, stack)
 
 
 def _checked_labels(name: str, labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind not in "ui" or labels.ndim != 1 or labels.size == 0:
         raise ValueError(
-            f"{name} must be one whole number for each digit, got {labels.dtype} of "
-            f"shape {labels.shape}"
+            f"{name} must be one integer for each digit, got {labels.dtype} of shape "
+            f"{labels.shape}"
         )
     if labels.min() < 0 or labels.max() > 9:
         raise ValueError(
-            f"{name} must be of 0 to 9, got {labels.min()} to {labels.max()}"
+            f"{name} must be from 0 to 9, got {labels.min()} to {labels.max()}"
         )
     return labels

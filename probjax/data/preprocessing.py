@@ -1,22 +1,22 @@
-"""From images to rows a model can learn, and what it learned back to images.
+"""Preprocessing of images: patches, logarithms, binary values and whitening.
 
-    patches      size x size pixels at random places of images, one patch a row
-    logarithm    of light, in which a change of illumination is a shift
+    patches      size x size pixels at random positions in images, one patch per row
+    logarithm    of intensities, so that a change of illumination is a shift
     whitening    y = S^-1 A (x - mean),    x = mean + A' S y
 
-The rows of A are the axes along which rows of data vary most, most of all first, and S
-has their standard deviations: y has mean 0 and covariance 1, over rows (the thesis
-prints unit norm). With fewer axes than sites the way back is to the nearest point of
-the subspace that they span. What is fitted is one record, `Whitening`, which
-`storage.save` keeps for the test data.
+The rows of A are the principal axes of the data, in the order of decreasing variance,
+and the diagonal of S has the standard deviations along them. So y has mean 0 and
+covariance 1 over rows (the thesis prints unit norm). With fewer axes than sites, the
+inverse returns the nearest point in the subspace of the axes. A fitted `Whitening` is a
+record; save it with `storage.save` to apply it to test data.
 
-Mean subtraction is two things. `fit_whitening` subtracts the mean over patches, site by
-site, which loses nothing: 10 x 10 patches keep 100 dimensions, as many as the thesis'
-complete model of them has, so its "mean subtracted" is read as this. `centre_patches`
-subtracts each patch's own mean, which loses one dimension, the brightness.
+There are two kinds of mean subtraction. `fit_whitening` subtracts the mean over
+patches, site by site, and keeps all dimensions: 100 for 10 x 10 patches. The thesis'
+complete model of them has as many, so its "mean subtracted" is taken to mean this.
+`centre_patches` subtracts each patch's own mean and loses one dimension, brightness.
 
-Whitening that keeps the sites' own orientation and damps what varies little is
-`natural.whitening`; its covariance is also that of rows, divided by their number.
+`natural.whitening` keeps the orientation of the sites and damps directions of small
+variance. Its covariance, too, is an average over rows.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", Training.
 """
@@ -42,19 +42,19 @@ def patches(
     size: int,
     num_patches: int,
 ) -> Float[Array, "patch site"]:
-    """Square patches of images, each place of each image being as likely as any other.
+    """Cut square patches at uniformly random positions of all images.
 
-    Images stay on the host, and only pages of them that patches are cut from are read
-    where they are memory maps.
+    Images stay on the host. Of memory maps, only the pages that patches need are read.
 
     >>> images = np.arange(40).reshape(2, 4, 5)
     >>> patches(jax.random.key(0), images, size=2, num_patches=3).shape
     (3, 4)
 
     Args:
-        images: grey images, a stack `(image, row, column)` or a list of any shapes.
-        size: of a side, in pixels.
-        num_patches: how many to draw; they may overlap.
+        images: grey images, an array `(image, row, column)` or a list of images of any
+            shapes.
+        size: length of a patch's side, in pixels.
+        num_patches: number of patches to draw; they may overlap.
     """
     check_count("size", size)
     check_count("num_patches", num_patches)
@@ -69,7 +69,7 @@ def patches(
     rows = jax.random.randint(row_key, (num_patches,), 0, ends[:, 0])
     columns = jax.random.randint(column_key, (num_patches,), 0, ends[:, 1])
     corners = zip(*map(np.asarray, (chosen, rows, columns)), strict=True)
-    # In the dtype of JAX, as files may have the bytes of numbers in either order.
+    # Converted to JAX's dtype, because numbers in files may have either byte order.
     cut = np.empty((num_patches, size, size), jnp.result_type(float))
     for patch, (image, row, column) in zip(cut, corners, strict=True):
         patch[:] = images[image][row : row + size, column : column + size]
@@ -79,37 +79,37 @@ def patches(
 
 
 def log_intensity(x: ArrayLike, *, offset: float = 0.0) -> Array:
-    """The logarithm of `x + offset`, of images or patches alike.
+    """Logarithm of `x + offset`, for images or patches.
 
-    Of many images, cut the patches first: the logarithm is of fewer pixels then.
+    With many images, cut patches first, so that fewer logarithms are computed.
 
     >>> log_intensity(np.array([0, 1]), offset=1).round(3).tolist()
     [0.0, 0.6930000185966492]
 
     Args:
-        offset: light to add to all, in units of `x`; at most a few of its levels.
+        offset: intensity added to all pixels, in units of `x`, such as one grey level.
     """
     light = floating(x) + offset
     if not holds(is_finite, light):
         raise ValueError("intensities must be finite, got NaN or infinity")
-    if not holds(_is_light, light):
+    if not holds(_is_positive, light):
         least = float(light.min())
         raise ValueError(
-            f"a logarithm is of positive intensities, got {least:g} with offset="
-            f"{offset:g}: leave out broken pixels, or take an offset above "
-            f"{offset - least:g} by about a level of the camera"
+            f"intensities must be positive, got {least:g} with offset={offset:g}; "
+            f"leave out broken pixels, or try an offset one grey level above "
+            f"{offset - least:g}"
         )
     return jnp.log(light)
 
 
-def _is_light(value):
+def _is_positive(value):
     return value > 0
 
 
 def centre_patches(x: Float[ArrayLike, "*row site"]) -> Float[Array, "*row site"]:
-    """Patches less their own means, one or rows of them: what is left is contrast.
+    """Subtract the mean of each patch; `x` is one patch or rows of patches.
 
-    They vary in one direction fewer than they have sites.
+    Centred patches have one dimension less than sites.
 
     >>> centre_patches(jnp.array([[1.0, 2.0, 3.0], [5.0, 5.0, 8.0]])).tolist()
     [[-1.0, 0.0, 1.0], [-1.0, -1.0, 2.0]]
@@ -119,7 +119,7 @@ def centre_patches(x: Float[ArrayLike, "*row site"]) -> Float[Array, "*row site"
 
 
 def binarise(x: ArrayLike, *, threshold: float) -> Float[Array, "..."]:
-    """1 where `x` is above the threshold, else 0.
+    """Return 1 for entries above the threshold, and 0 for the others.
 
     >>> binarise(np.array([0, 127, 255]), threshold=127.5).tolist()
     [0.0, 0.0, 1.0]
@@ -128,28 +128,28 @@ def binarise(x: ArrayLike, *, threshold: float) -> Float[Array, "..."]:
 
 
 def binarise_randomly(key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "..."]:
-    """Bits that are 1 with probability `x`: grey levels as shares of white.
+    """Draw bits that are 1 with probability `x`, grey levels from 0 to 1.
 
     >>> binarise_randomly(jax.random.key(0), np.array([0.0, 1.0])).tolist()
     [0.0, 1.0]
     """
     x = floating(x)
-    if not holds(_is_share, x):
+    if not holds(_is_probability, x):
         raise ValueError(
-            "x must be shares of white, between 0 and 1, got values from "
-            f"{x.min():g} to {x.max():g}: divide by the white level, as x / 255"
+            f"x must be between 0 and 1, got values from {x.min():g} to {x.max():g}; "
+            "divide grey levels by that of white, such as x / 255"
         )
     return (random.uniform(key, x.shape, x.dtype) < x).astype(x.dtype)
 
 
-def _is_share(value):
+def _is_probability(value):
     return (value >= 0) & (value <= 1)
 
 
 class Whitening(NamedTuple):
-    """y = (axes @ (x - mean)) / scales, and back. Build one with `fit_whitening`.
+    """Affine map y = (axes @ (x - mean)) / scales; `fit_whitening` returns one.
 
-    `y * scales` are principal components in the units of the data.
+    `y * scales` are the principal components in the units of the data.
 
     >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [5.0, 0.0]]), num_components=1)
     >>> fitted.mean.tolist(), fitted.scales.tolist(), float(fitted.kept)
@@ -157,25 +157,25 @@ class Whitening(NamedTuple):
     """
 
     mean: Float[Array, " site"]
-    """Of the data, over rows."""
+    """Mean of the data over rows."""
     axes: Float[Array, "component site"]
-    """Orthonormal rows: along the first the data vary most."""
+    """Principal axes, orthonormal rows in the order of decreasing variance."""
     scales: Float[Array, " component"]
-    """The standard deviations of the data along them."""
+    """Standard deviation of the data along each axis."""
     variance: Scalar
-    """Of the data, summed over sites, whether kept or not."""
+    """Variance of the data summed over all sites."""
 
     @property
     def kept(self) -> Scalar:
-        """The share of the variance that lies along the axes."""
+        """Fraction of the variance that lies along the axes."""
         return jnp.sum(self.scales**2) / self.variance
 
     @property
     def log_det(self) -> Scalar:
-        """Log |dy/dx| over the subspace of the axes, the same at every x.
+        """Log |dy/dx| in the subspace of the axes, which does not depend on x.
 
-        Added to log p(y) it gives log p(x), a density of what is kept of x, in the
-        units of the data.
+        log p(y) + log_det is log p(x), the density of x in this subspace, in the units
+        of the data.
         """
         return -jnp.sum(jnp.log(self.scales))
 
@@ -183,10 +183,10 @@ class Whitening(NamedTuple):
 def fit_whitening(
     data: ArrayLike | Data, *, num_components: int | None = None
 ) -> Whitening:
-    """The whitening that makes rows centred, uncorrelated and of unit variance.
+    """Fit the whitening after which rows have mean 0 and covariance 1.
 
-    Works on the host, in double precision: the least variances that are rescaled are
-    often a millionth of the largest.
+    It runs on the host in double precision, because the smallest variance is often a
+    millionth of the largest.
 
     >>> x = jnp.array([[0.0, 1.0], [4.0, 1.5], [0.0, 2.0], [4.0, 1.5]])
     >>> fitted = fit_whitening(x, num_components=1)
@@ -196,8 +196,8 @@ def fit_whitening(
     [-1.0, 1.0, -1.0, 1.0]
 
     Args:
-        data: rows of equal length; weights are counts.
-        num_components: how many axes to keep; all if None.
+        data: rows, an array `(row, site)`; weights are counts.
+        num_components: number of axes to keep; None for all.
     """
     data = _checked_rows(data)
     size = data.x.shape[1]
@@ -212,11 +212,12 @@ def fit_whitening(
     rank = int(np.sum(values > _noise(data.x, values)))
     if count > rank:
         raise ValueError(
-            f"data vary in {rank} of {size} directions, and only those can be rescaled "
-            f"to unit variance: num_components must be at most {rank}, got {count}"
+            f"num_components must be at most {rank}, got {count}: the data vary in "
+            f"only {rank} of {size} directions"
         )
     axes = vectors.T[::-1][:count]
-    # Either sign is an axis: the one that is chosen is the same on every machine.
+    # The sign of an axis is arbitrary; make its largest entry positive, so that it is
+    # the same on every machine.
     largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
     scales = np.sqrt(values[::-1][:count])
     found = mean, axes * np.sign(largest), scales, values.sum()
@@ -225,30 +226,30 @@ def fit_whitening(
 
 def _checked_rows(data):
     data = as_data(data)
-    refuse_mask(data, "covariances are of complete rows")
+    refuse_mask(data, "whitening requires complete rows")
     leaves = jax.tree.leaves(data.x)
     if len(leaves) > 1 or leaves[0].ndim != 2:
         shapes = [leaf.shape for leaf in leaves]
         raise ValueError(
-            f"data must be one array (row, site), got {shapes}: flatten what has more "
-            "axes, x.reshape(len(x), -1)"
+            f"data must be one array (row, site), got shapes {shapes}; try "
+            "x.reshape(len(x), -1)"
         )
     return data._replace(x=leaves[0])
 
 
 def _moments(data):
-    """Mean and covariance over rows, in double precision."""
+    """Compute the mean and the covariance over rows, in double precision."""
     rows = np.asarray(data.x, np.float64)
     weights = np.ones(len(rows)) if data.weights is None else np.asarray(data.weights)
     weights = weights / weights.sum()
     mean = weights @ rows
-    away = rows - mean
-    away *= np.sqrt(weights)[:, None]
-    return mean, away.T @ away
+    centred = rows - mean
+    centred *= np.sqrt(weights)[:, None]
+    return mean, centred.T @ centred
 
 
 def _noise(x, values):
-    """The most variance that rounding of `x`, or of the covariance, may account for."""
+    """Largest variance that rounding of `x` or of its covariance can cause."""
     computed = np.finfo(np.float64).eps * values[-1]
     rounding = jnp.finfo(float_dtype(x)).eps * np.abs(np.asarray(x, np.float64)).max()
     return len(values) * max(computed, float(rounding) ** 2)
@@ -257,7 +258,7 @@ def _noise(x, values):
 def whiten(
     whitening: Whitening, x: Float[ArrayLike, "*row site"]
 ) -> Float[Array, "*row component"]:
-    """White coordinates of one state, or of rows.
+    """Compute white coordinates of one state, or of rows.
 
     >>> fitted = fit_whitening(jnp.array([[1.0, 0.0], [3.0, 0.0]]), num_components=1)
     >>> whiten(fitted, jnp.array([3.0, 9.0])).tolist()
@@ -265,14 +266,14 @@ def whiten(
     """
     x = floating(x)
     _check_length("x", x, len(whitening.mean), "sites")
-    away = x - jnp.broadcast_to(whitening.mean, x.shape)
-    return away @ (whitening.axes / whitening.scales[:, None]).T
+    centred = x - jnp.broadcast_to(whitening.mean, x.shape)
+    return centred @ (whitening.axes / whitening.scales[:, None]).T
 
 
 def unwhiten(
     whitening: Whitening, y: Float[ArrayLike, "*row component"]
 ) -> Float[Array, "*row site"]:
-    """The state, or rows, that white coordinates are of, in the subspace kept.
+    """Compute one state, or rows, from white coordinates, in the subspace of the axes.
 
     >>> x = jnp.array([[0.0, 1.0], [4.0, 1.5], [0.0, 2.0], [4.0, 1.5]])
     >>> fitted = fit_whitening(x, num_components=1)
@@ -281,17 +282,17 @@ def unwhiten(
     """
     y = floating(y)
     _check_length("y", y, len(whitening.scales), "components")
-    away = y @ (whitening.axes * whitening.scales[:, None])
-    return away + jnp.broadcast_to(whitening.mean, away.shape)
+    centred = y @ (whitening.axes * whitening.scales[:, None])
+    return centred + jnp.broadcast_to(whitening.mean, centred.shape)
 
 
 def zero_phase(
     whitening: Whitening, x: Float[ArrayLike, "*row site"]
 ) -> Float[Array, "*row site"]:
-    """White data in the orientation of the sites: images that look like images.
+    """Whiten without rotation (ZCA), so that images still look like images.
 
-    A' y: of all white coordinates those nearest to the data. Covariance 1 over the
-    subspace of the axes.
+    The result is A' y, the white coordinates nearest to the data. They have covariance
+    1 in the subspace of the axes.
 
     >>> x = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     >>> jnp.abs(zero_phase(fit_whitening(x), x)).round(3)[::2].tolist()
@@ -303,7 +304,7 @@ def zero_phase(
 def pixel_bases(
     whitening: Whitening, basis: Float[ArrayLike, "component latent"]
 ) -> Float[Array, "site latent"]:
-    """What a latent adds to a patch, of the columns that it adds to white coordinates.
+    """Convert basis functions of white coordinates to basis functions of patches.
 
     unwhiten(B a) = mean + pixel_bases(B) a
 
@@ -319,7 +320,7 @@ def pixel_bases(
 def pixel_filters(
     whitening: Whitening, filters: Float[ArrayLike, "filter component"]
 ) -> Float[Array, "filter site"]:
-    """Rows to apply to patches, of rows to apply to white coordinates.
+    """Convert filters of white coordinates to filters of patches.
 
     F whiten(x) = pixel_filters(F) (x - mean)
 
@@ -335,7 +336,8 @@ def pixel_filters(
 def _check_length(name, x, length, things):
     if x.ndim == 0 or x.shape[-1] != length:
         raise ValueError(
-            f"the whitening is of {length} {things}, got {name} of shape {x.shape}"
+            f"{name} must have the {length} {things} of the whitening, got shape "
+            f"{x.shape}"
         )
 
 
@@ -343,11 +345,11 @@ def _checked_image(image, size):
     image = np.asarray(image)
     if image.ndim != 2:
         raise ValueError(
-            "images must be grey, a stack (image, row, column) or a list of "
-            f"(row, column), got one of shape {image.shape}"
+            "images must be grey, an array (image, row, column) or a list of arrays "
+            f"(row, column), got an image of shape {image.shape}"
         )
     if image.dtype.kind not in "buif":
-        raise ValueError(f"images must be of real numbers, got {image.dtype}")
+        raise ValueError(f"images must have real numbers, got {image.dtype}")
     if size > min(image.shape):
         raise ValueError(
             f"size must not exceed the sides of any image, got size={size} and an "

@@ -1,6 +1,6 @@
-"""Rows of data with weights, checked once at the door.
+"""Rows of data with weights and missing entries, and their validation.
 
-Every driver takes an array of rows, a pytree of such arrays, or a `Data`.
+Every driver accepts an array of rows, a pytree of such arrays, or a `Data`.
 """
 
 import jax
@@ -14,7 +14,10 @@ from probjax.types import ArrayLike, Data, PyTree
 
 
 def as_data(data: PyTree | Data) -> Data:
-    """`data` as a checked `Data` of jax arrays; trouble is one `ValueError`."""
+    """Return `data` as a `Data` of jax arrays; raise a `ValueError` if it is invalid.
+
+    Missing entries are replaced by observed values of the same entry.
+    """
     data = data if isinstance(data, Data) else Data(data)
     x = jax.tree.map(as_array, data.x)
     rows = _count_rows(x)
@@ -23,34 +26,36 @@ def as_data(data: PyTree | Data) -> Data:
         weights = _checked_weights(weights, rows)
     if mask is not None:
         mask = _checked_mask(mask, x, weights)
-        x = jax.tree.map(_covered, x, mask)
+        x = jax.tree.map(_filled, x, mask)
     if not holds(is_finite, x):
-        missing = "" if mask is not None else "; say what is missing by Data(x, mask=)"
-        raise ValueError(f"data must be finite, got NaN or infinity{missing}")
+        advice = (
+            "" if mask is not None else "; mark missing entries with Data(x, mask=)"
+        )
+        raise ValueError(f"data must be finite, got NaN or infinity{advice}")
     return Data(x, weights, mask)
 
 
 def num_rows(data: Data) -> int:
-    """How many rows there are."""
+    """Number of rows."""
     return len(jax.tree.leaves(data.x)[0])
 
 
 def refuse_mask(data: Data, why: str) -> None:
-    """Refuse data with missing entries, saying `why`."""
+    """Raise an error that begins with `why` if data have missing entries."""
     if data.mask is not None:
         raise ValueError(
-            f"{why}: leave out rows with missing entries. Bits and letters can be "
-            "fitted with them, by PseudoLikelihood or MPF"
+            f"{why}: leave out rows with missing entries. For bits and letters, "
+            "PseudoLikelihood and MPF accept them"
         )
 
 
 def mean_of_observed(data: Data) -> PyTree:
-    """The weighted mean over rows of every entry, where it was observed."""
+    """Compute the weighted mean of every entry over the rows that observed it."""
     weights = data.weights
 
-    def mean(x, seen):
-        each = 1 if weights is None else _along(weights, x)
-        counts = jnp.where(seen, each, 0)
+    def mean(x, observed):
+        each = 1 if weights is None else _expanded(weights, x)
+        counts = jnp.where(observed, each, 0)
         return jnp.sum(counts * x, axis=0) / jnp.sum(counts, axis=0)
 
     if data.mask is None:
@@ -59,18 +64,18 @@ def mean_of_observed(data: Data) -> PyTree:
 
 
 def unique_rows(data: ArrayLike | Data) -> Data:
-    """The distinct rows, sorted, each weighing as much as its copies did together.
+    """Return the distinct rows, sorted, each with the total weight of its copies.
 
-    Losses and gradients are the same as with the rows repeated, at the cost of the
-    distinct rows only, unless something is drawn for every row. Works on the host.
+    Losses and gradients are those of the repeated rows, at the cost of the distinct
+    rows, unless the objective draws random numbers for every row. It runs on the host.
 
     >>> unique_rows(np.array([[0, 1], [1, 1], [0, 1]])).weights.tolist()
     [2.0, 1.0]
     """
     data = as_data(data)
-    refuse_mask(data, "rows that are known in part cannot be told to be alike")
+    refuse_mask(data, "rows with missing entries cannot be compared")
     if not isinstance(data.x, jax.Array):
-        raise ValueError("unique_rows needs data of one array, got a tree")
+        raise ValueError("data must be one array for unique_rows, got a tree")
     rows = on_host(data.x)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
     weights = None if data.weights is None else on_host(data.weights)
@@ -81,13 +86,17 @@ def unique_rows(data: ArrayLike | Data) -> Data:
 def _count_rows(x):
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+        found = "scalars" if leaves else "no arrays"
         raise ValueError(
-            "data must be arrays with a leading axis of rows: of lists, np.array makes "
-            "one"
+            f"data must be arrays with a leading axis of rows, got {found}; try "
+            "np.array to convert lists"
         )
     counts = {len(leaf) for leaf in leaves}
     if len(counts) > 1:
-        raise ValueError(f"all of data must have the same rows, got {sorted(counts)}")
+        raise ValueError(
+            "all arrays of data must have the same number of rows, got "
+            f"{sorted(counts)}"
+        )
     (rows,) = counts
     if rows == 0 or any(leaf.size == 0 for leaf in leaves):
         raise ValueError(f"data must not be empty, got shape {leaves[0].shape}")
@@ -112,33 +121,34 @@ def _checked_mask(mask, x, weights):
     mask = jax.tree.map(as_array, mask)
     shapes, mine = jax.tree.map(jnp.shape, x), jax.tree.map(jnp.shape, mask)
     if jax.tree.flatten(shapes) != jax.tree.flatten(mine):
-        raise ValueError(f"mask must be shaped like data, {shapes}, got {mine}")
+        raise ValueError(f"mask must have the shape of the data, {shapes}, got {mine}")
     for leaf in jax.tree.leaves(mask):
         if leaf.dtype != bool:
             raise ValueError(
-                f"mask must be of booleans, True where observed, got {leaf.dtype}"
+                "mask must have boolean entries, True for observed ones, got "
+                f"{leaf.dtype}"
             )
     rows = jnp.ones(num_rows(Data(x)), bool) if weights is None else weights > 0
-    counted = jax.tree.map(lambda leaf: leaf & _along(rows, leaf), mask)
-    if not holds(_is_seen, counted):
+    counted = jax.tree.map(lambda leaf: leaf & _expanded(rows, leaf), mask)
+    if not holds(_is_observed, counted):
         raise ValueError(
-            "mask must leave every entry observed in some row of weight, as nothing "
-            "can be learned of one that never was"
+            "mask must have every entry observed in some row of positive weight, got "
+            "entries that are always missing; leave them out"
         )
     return mask
 
 
-def _along(rows, leaf):
-    """What is known of rows, in the shape of a leaf's."""
+def _expanded(rows, leaf):
+    """Append singleton axes to a vector over rows, so that it broadcasts to `leaf`."""
     return rows.reshape(len(rows), *(1,) * (leaf.ndim - 1))
 
 
-def _is_seen(mask):
+def _is_observed(mask):
     return mask.any(axis=0)
 
 
-def _covered(x, mask):
-    """`x` with what an entry is in the first row that has it, where a row has not."""
+def _filled(x, mask):
+    """Replace missing entries by their value in the first row that observed them."""
     first = jnp.argmax(mask, axis=0)
     value = jnp.take_along_axis(x, first[None], axis=0)
     return jnp.where(mask, x, value)

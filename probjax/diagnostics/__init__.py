@@ -1,4 +1,4 @@
-"""Whether what was drawn is to be trusted, in numbers and in words."""
+"""Diagnostics: convergence of chains, effective sample sizes and goodness of fit."""
 
 from probjax.diagnostics import goodness
 from probjax.diagnostics.chains import (

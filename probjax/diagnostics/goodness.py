@@ -1,13 +1,13 @@
-"""Goodness of fit: statistics of the data against the model's, with sampling noise.
+"""Goodness of fit: comparison of statistics between data and model, with their errors.
 
     z = (<f>_data - <f>_model) / stderr,
     stderr^2 = var f / rows + (variance of the chains' means) / chains,
 
-var f being the mean of its variances over the data and under the model. A model that
-fits has z of about unit spread in statistics that it was not fitted to, as third
-moments and the population count are for pairwise models. Against the rows it was fitted
-to they are a little smaller, as it follows their noise; against others a little larger,
-by the noise of its parameters.
+where var f is the average of the variances of f over the data and under the model. If a
+model fits, z has a standard deviation of about 1 for statistics that were not fitted,
+such as third moments and the population count for pairwise models. With the training
+data |z| is a little smaller, because the model fits part of their noise. With test data
+|z| is a little larger, because of the errors of the parameters.
 
 Reference: Schneidman, Berry, Segev and Bialek, Nature 440, 1007 (2006), for spikes.
 """
@@ -37,7 +37,7 @@ _product = partial(jnp.tensordot, axes=1, precision="highest")
 
 
 class Comparison(NamedTuple):
-    """The means of a statistic over data and model, entry by entry.
+    """Means of a statistic over data and model, entry by entry.
 
     >>> parts = ([0.5, 0.9], [0.5, 0.5], [0.1, 0.1], [0.0, 4.0])
     >>> Comparison(*map(np.array, parts)).describe().split(" (")[0]
@@ -45,22 +45,23 @@ class Comparison(NamedTuple):
     """
 
     observed: Float[Array, "..."]
-    """Its mean over the data."""
+    """Mean of the statistic over the data."""
     expected: Float[Array, "..."]
-    """Its mean under the model."""
+    """Mean of the statistic under the model."""
     stderr: Float[Array, "..."]
-    """The standard error of their difference."""
+    """Standard error of `observed - expected`."""
     z: Float[Array, "..."]
-    """(observed - expected) / stderr; 0 where they are equal."""
+    """(observed - expected) / stderr; 0 if both means are equal."""
 
     def describe(
         self, entries: ArrayLike | None = None, *, threshold: float = 3.0
     ) -> str:
-        """How many entries differ, in words.
+        """Describe how many entries differ, and which differs most.
 
         Args:
-            entries: what each entry is, as `triples(size)`; by default its index.
-            threshold: in standard errors.
+            entries: labels of the entries, such as `triples(size)`; their indices by
+                default.
+            threshold: difference above which an entry is counted, in standard errors.
         """
         z = np.abs(np.asarray(self.z))
         if entries is None:
@@ -78,19 +79,21 @@ class Comparison(NamedTuple):
 def compare(
     statistic: Callable[[State], Array], data: PyTree | Data, model: PyTree | Data
 ) -> Comparison:
-    """Means of a statistic over data and model, and whether they differ.
+    """Compare the means of a statistic over data and model.
 
-    The variance of a row is the mean of the data's and the model's. By that of one side
-    alone, what it has never seen would seem certain not to be.
+    The variance of a row is the average of those in the data and under the model. With
+    the variance of one side alone, an event that never occurred on this side would have
+    a standard error of 0.
 
     Args:
-        statistic: a function of one state, module-level as an energy is; what else it
-            needs goes in as `jax.tree_util.Partial(function, array)`.
-        data: rows, independent; weights are counts, 2 being two rows.
-        model: draws `(chain, draw, ...)` of at least two chains, as `sample(...).x`,
-            whose noise is seen from the spread of the chains' means, so that draws of
-            one chain need not be independent (a dozen chains make it reliable); or a
-            `Data` of states weighed by their probabilities, without noise.
+        statistic: function of one state, defined at module level like an energy. Pass
+            its parameters as `jax.tree_util.Partial(function, array)`.
+        data: independent rows. Weights are counts: a weight of 2 means two equal rows.
+        model: draws `(chain, draw, ...)` of at least two chains, such as
+            `sample(...).x`. Their error is estimated from the spread of the chains'
+            means, so that draws of one chain need not be independent; a dozen chains
+            make it reliable. Or a `Data` of states with their probabilities as weights,
+            which has no error.
 
     >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
     >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -98,19 +101,19 @@ def compare(
     >>> float(found.observed), float(found.expected), round(float(found.z), 2)
     (1.5, 1.0, 1.55)
     """
-    data, model = _at_door(data, model)
-    return _compared(Partial(_by_rows, Partial(statistic)), data, model)
+    data, model = _validated(data, model)
+    return _compared(Partial(_row_moments, Partial(statistic)), data, model)
 
 
 def pair_frequencies(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison:
-    """P(x_i = x_j = 1) for i <= j, in the order of `np.triu_indices`.
+    """Compare P(x_i = x_j = 1) for i <= j, in the order of `np.triu_indices`.
 
-    As `compare` with the pairs of one state, but by matrix products, so that thousands
-    of bits are no trouble. Letters come as bits one-hot.
+    The result is that of `compare` with the pairs of one state, but matrix products
+    make it feasible for thousands of bits. Encode letters as one-hot bits.
 
     Args:
-        data: as in `compare`, of one array of bits.
-        model: likewise.
+        data: rows as in `compare`, one array of bits.
+        model: draws or states as in `compare`, of bits.
 
     >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
     >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -118,26 +121,26 @@ def pair_frequencies(data: ArrayLike | Data, model: ArrayLike | Data) -> Compari
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.75, 0.5, 0.75], [0.5, 0.25, 0.5])
     """
-    data, model = _at_door(data, model)
+    data, model = _validated(data, model)
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2):
         raise ValueError(
             f"data must be (row, site), got shape {jax.tree.map(jnp.shape, data.x)}"
         )
     for x in (data.x, model.x if isinstance(model, Data) else model):
         binary(x)
-    return _compared(Partial(_by_pairs), data, model)
+    return _compared(Partial(_pair_moments), data, model)
 
 
 def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison:
-    """<(x_i - m_i)(x_j - m_j)(x_k - m_k)> for i < j < k, in the order of `triples`.
+    """Compare <(x_i - m_i)(x_j - m_j)(x_k - m_k)> for i < j < k, ordered as `triples`.
 
-    m are the data's means on both sides. An error e_i of m_i changes the difference of
-    the two by -e_i times that of the covariances of j and k, which is nothing to first
-    order where the pairs agree, so that m needs no noise of its own.
+    m is the mean of the data on both sides. An error e_i of m_i changes the difference
+    between data and model by -e_i times the difference of the covariances of j and k.
+    This vanishes to first order if the covariances agree, so the error of m is ignored.
 
     Args:
-        data: as in `compare`, of one array.
-        model: likewise.
+        data: rows as in `compare`, one array.
+        model: draws or states as in `compare`.
 
     >>> rows = np.array([[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]])
     >>> states = np.array([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
@@ -145,28 +148,28 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
     >>> found.observed.tolist(), found.expected.tolist()
     ([-0.125], [0.0])
     """
-    data, model = _at_door(data, model)
+    data, model = _validated(data, model)
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2 and data.x.shape[1] > 2):
         raise ValueError(
-            "third moments need rows of at least 3 sites, "
+            "data must be (row, site) with at least 3 sites, "
             f"got shape {jax.tree.map(jnp.shape, data.x)}"
         )
-    return _compared(Partial(_by_triples, _centre(data)), data, model)
+    return _compared(Partial(_triple_moments, _mean_row(data)), data, model)
 
 
 @jax.jit
-def _centre(data):
-    # From the first row, so that a mean far from 0 loses no digits.
+def _mean_row(data):
+    # Relative to the first row, so that a mean far from 0 loses no digits.
     first = data.x[:1]
     return first[0] + jnp.average(data.x - first, axis=0, weights=data.weights)
 
 
 def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
-    """P(K = k) for k = 0 to d, K being how many of the d bits of a state are 1.
+    """Compare P(K = k) for k = 0 to d, where K is the number of ones among d bits.
 
     Args:
-        data: as in `compare`, of bits.
-        model: likewise.
+        data: rows as in `compare`, of bits.
+        model: draws or states as in `compare`, of bits.
 
     >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
     >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -174,14 +177,14 @@ def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.0, 0.5, 0.5], [0.25, 0.5, 0.25])
     """
-    data, model = _at_door(data, model)
+    data, model = _validated(data, model)
     for x in (data.x, model.x if isinstance(model, Data) else model):
         binary(x)
-    return _compared(Partial(_by_rows, Partial(_population)), data, model)
+    return _compared(Partial(_row_moments, Partial(_population)), data, model)
 
 
 def triples(size: int) -> np.ndarray:
-    """The sites i < j < k of each third moment, `(triple, 3)`.
+    """Sites i < j < k of each third moment, `(triple, 3)`.
 
     >>> triples(4).tolist()
     [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]
@@ -190,67 +193,73 @@ def triples(size: int) -> np.ndarray:
 
 
 class _Moments(NamedTuple):
+    """Moments of a statistic over weighted rows."""
+
     total: Array
+    """Sum of the weights."""
     mean: Array
     variance: Array
 
 
 @jax.jit
-def _compared(block, data, model):
+def _compared(moments, data, model):
+    """Compare data and model, with `moments(x, weights)` of a chunk of rows."""
     weights = data.weights
     if weights is None:
         weights = jnp.ones(num_rows(data), float_dtype(data.x))
-    seen = _over_rows(block, data.x, weights)
-    drawn, noise = _of_model(block, model)
-    unbiased = seen.variance * seen.total / (seen.total - 1)
-    of_row = (unbiased + drawn.variance) / 2
-    stderr = jnp.sqrt(of_row / seen.total + noise)
-    difference = seen.mean - drawn.mean
-    # Where nothing varies there is no noise to tell rounding from a difference.
-    scale = jnp.maximum(jnp.abs(seen.mean), jnp.abs(drawn.mean))
+    observed = _over_rows(moments, data.x, weights)
+    expected, variance_of_mean = _under_model(moments, model)
+    unbiased = observed.variance * observed.total / (observed.total - 1)
+    row_variance = (unbiased + expected.variance) / 2
+    stderr = jnp.sqrt(row_variance / observed.total + variance_of_mean)
+    difference = observed.mean - expected.mean
+    # A statistic that never varies has a standard error of 0, and differences of its
+    # means within rounding must not count.
+    scale = jnp.maximum(jnp.abs(observed.mean), jnp.abs(expected.mean))
     equal = jnp.abs(difference) <= 4 * jnp.finfo(scale.dtype).eps * scale
     z = jnp.where(equal, 0, difference) / jnp.where(equal, 1, stderr)
-    return Comparison(seen.mean, drawn.mean, stderr, z)
+    return Comparison(observed.mean, expected.mean, stderr, z)
 
 
-def _of_model(block, model):
-    """Moments under the model, and the variance of the mean as an estimate."""
+def _under_model(moments, model):
+    """Compute the moments under the model, and the variance of the estimated mean."""
     if isinstance(model, Data):
-        return _over_rows(block, model.x, model.weights), 0.0
+        return _over_rows(moments, model.x, model.weights), 0.0
     draws = jax.tree.leaves(model)[0].shape[1]
     ones = jnp.ones(draws, float_dtype(model))
 
     def add(carry, chain):
-        together, means = carry
-        found = _over_rows(block, chain, ones)
-        alone = _Moments(jnp.ones_like(found.total), found.mean, 0 * found.variance)
-        return (_merged(together, found), _merged(means, alone)), None
+        all_draws, means = carry
+        found = _over_rows(moments, chain, ones)
+        mean = _Moments(jnp.ones_like(found.total), found.mean, 0 * found.variance)
+        return (_merged(all_draws, found), _merged(means, mean)), None
 
     first = jax.tree.map(lambda leaf: leaf[0], model)
-    nothing = _nothing(partial(_over_rows, block), first, ones)
-    (together, means), _ = jax.lax.scan(add, (nothing, nothing), model)
-    return together, means.variance / (means.total - 1)
+    empty = _empty(partial(_over_rows, moments), first, ones)
+    (all_draws, means), _ = jax.lax.scan(add, (empty, empty), model)
+    return all_draws, means.variance / (means.total - 1)
 
 
-def _over_rows(block, x, weights):
-    """Moments over weighted rows, a few at a time, `block(x, weights)` of each few."""
+def _over_rows(moments, x, weights):
+    """Compute the moments over all rows, chunk by chunk."""
     count = len(weights)
     size = min(count, CHUNK)
 
     def add(i, before):
-        return _merged(before, block(*cut_chunk(i, size, x, weights)))
+        return _merged(before, moments(*cut_chunk(i, size, x, weights)))
 
-    some = jax.tree.map(lambda leaf: leaf[:size], (x, weights))
-    return jax.lax.fori_loop(0, -(-count // size), add, _nothing(block, *some))
+    chunk = jax.tree.map(lambda leaf: leaf[:size], (x, weights))
+    return jax.lax.fori_loop(0, -(-count // size), add, _empty(moments, *chunk))
 
 
-def _nothing(block, x, weights):
-    shapes = jax.eval_shape(block, x, weights)
+def _empty(moments, x, weights):
+    """Moments of no rows, in the shapes that `moments` returns."""
+    shapes = jax.eval_shape(moments, x, weights)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _merged(first, second):
-    """The moments of both together, squares of what is far from 0 never taken."""
+    """Combine moments; only differences are squared, so that no digits are lost."""
     total = first.total + second.total
     share = second.total / jnp.where(total > 0, total, 1)
     change = second.mean - first.mean
@@ -259,26 +268,30 @@ def _merged(first, second):
     return _Moments(total, first.mean + share * change, variance)
 
 
-def _by_rows(statistic, x, weights):
+def _row_moments(statistic, x, weights):
     values = jax.vmap(statistic)(x).astype(weights.dtype)
     total, shares = _shares(weights)
-    # From the first on, lest the mean of equal values differ from them by rounding.
+    # Relative to the first value, so that the mean of equal values is exact.
     mean = values[0] + _product(shares, values - values[:1])
     return _Moments(total, mean, _product(shares, (values - mean[None]) ** 2))
 
 
-def _by_pairs(x, weights):
-    """A product of two bits is a bit, whose mean tells its variance."""
+def _pair_moments(x, weights):
+    """Moments of products of two bits, which are bits of variance p (1 - p)."""
     total, shares = _shares(weights)
     mean = _product((shares[:, None] * x).T, x)[np.triu_indices(x.shape[1])]
     return _Moments(total, mean, jnp.maximum(mean * (1 - mean), 0))
 
 
-def _by_triples(centre, x, weights):
-    """Pairs times sites is one matrix product, a third of which are the triples."""
-    size = len(centre)
+def _triple_moments(mean_row, x, weights):
+    """Moments of centred triples.
+
+    The product of all pairs with all sites is one matrix product, which contains each
+    triple three times.
+    """
+    size = len(mean_row)
     total, shares = _shares(weights)
-    apart = x - centre[None]
+    centred = x - mean_row[None]
     first, second = np.triu_indices(size, 1)
     pair = np.zeros((size, size), np.int32)
     pair[first, second] = np.arange(len(first))
@@ -288,34 +301,41 @@ def _by_triples(centre, x, weights):
         pairs = values[:, first] * values[:, second]
         return _product((shares[:, None] * pairs).T, values)[pair[i, j], k]
 
-    found = mean(apart)
-    return _Moments(total, found, jnp.maximum(mean(apart**2) - found**2, 0))
+    found = mean(centred)
+    return _Moments(total, found, jnp.maximum(mean(centred**2) - found**2, 0))
 
 
 def _shares(weights):
+    """Return the sum of the weights, and the weights divided by it."""
     total = weights.sum()
     return total, weights / jnp.where(total > 0, total, 1)
 
 
 def _population(x):
+    """One-hot vector of the number of ones in `x`."""
     flat, _ = ravel_pytree(x)
     counts = jnp.arange(flat.size + 1, dtype=flat.dtype)
     return (counts == flat.sum()).astype(flat.dtype)
 
 
-def _at_door(data, model):
-    """Both as floating arrays; trouble is one `ValueError`."""
+def _validated(data, model):
+    """Return data and model as floating arrays, after all checks."""
     data = as_data(data)
     if data.mask is not None:
-        raise ValueError("data must be complete: leave out rows with missing entries")
+        raise ValueError(
+            "data must be complete, got a mask; leave out rows with missing entries"
+        )
     data = data._replace(x=jax.tree.map(floating, data.x))
     rows = num_rows(data) if data.weights is None else data.weights.sum()
     if is_concrete(rows) and not rows >= 2:
         raise ValueError(
-            f"data must be at least two rows, got {rows}: their weights are counts"
+            f"data must have at least two rows, got {rows}; weights are counts of rows"
         )
-    model = _weighed(model) if isinstance(model, Data) else _drawn(model)
-    # Rows follow one leading axis in the data and in states, two in draws.
+    if isinstance(model, Data):
+        model = _validated_states(model)
+    else:
+        model = _validated_draws(model)
+    # Data and states have one leading axis, draws have two.
     states = _shapes(*((model.x, 1) if isinstance(model, Data) else (model, 2)))
     if states != _shapes(data.x, 1):
         raise ValueError(
@@ -325,18 +345,18 @@ def _at_door(data, model):
     return data, model
 
 
-def _weighed(model):
+def _validated_states(model):
     model = as_data(model)
     total = 0 if model.weights is None else model.weights.sum()
     if is_concrete(total) and not abs(total - 1) < 1e-3:
         raise ValueError(
-            "a model's states must have their probabilities as weights, "
+            "weights of a model's states must be probabilities that sum to 1, "
             f"got a sum of {total}"
         )
     return model._replace(x=jax.tree.map(floating, model.x))
 
 
-def _drawn(model):
+def _validated_draws(model):
     model = jax.tree.map(floating, as_data(model).x)
     if any(leaf.ndim < 2 or len(leaf) < 2 for leaf in jax.tree.leaves(model)):
         raise ValueError(
@@ -346,5 +366,6 @@ def _drawn(model):
     return model
 
 
-def _shapes(tree, after):
-    return jax.tree.map(lambda leaf: leaf.shape[after:], tree)
+def _shapes(tree, num_leading):
+    """Shapes of all leaves without their leading axes."""
+    return jax.tree.map(lambda leaf: leaf.shape[num_leading:], tree)

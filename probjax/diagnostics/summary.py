@@ -1,4 +1,4 @@
-"""What draws are worth, in words."""
+"""Summary of draws in numbers and words: moments, effective draws and R-hat."""
 
 from typing import NamedTuple
 
@@ -6,47 +6,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.diagnostics.chains import _at_door, _each, _summary
+from probjax.diagnostics import estimators
+from probjax.diagnostics.estimators import check_draws, map_coordinates
 from probjax.types import Array, Info, PyTree, Scalar
 
 
 class Verdict(NamedTuple):
-    """What draws are worth, coordinate by coordinate, in the form of one state.
+    """Result of `summary`: values for every coordinate, in the form of one state.
 
     >>> verdict = summary(jnp.zeros((2, 50, 3)))
     >>> verdict.mean.tolist(), verdict.num_chains, verdict.num_draws
     ([0.0, 0.0, 0.0], 2, 100)
     >>> verdict.describe()
-    '3 of 3 coordinates, as x[0], never moved'
+    '3 of 3 coordinates, such as x[0], never moved'
     """
 
     mean: PyTree
-    """The mean over all chains and draws."""
+    """Mean over all chains and draws."""
     sd: PyTree
-    """The standard deviation."""
+    """Standard deviation over all chains and draws."""
     mcse: PyTree
-    """The standard error of `mean`."""
+    """Standard error of `mean`."""
     ess: PyTree
-    """Effective draws for the bulk."""
+    """Effective number of draws for the bulk."""
     ess_tail: PyTree
-    """Effective draws for the tails."""
+    """Effective number of draws for the tails."""
     rhat: PyTree
-    """R-hat; NaN for one chain, and where no draw differs from another."""
+    """R-hat; NaN for a single chain, and for coordinates that never move."""
     num_chains: int
-    """How many chains there are."""
+    """Number of chains."""
     num_draws: int
-    """How many draws there are, of all chains together."""
+    """Number of draws of all chains together."""
     accept: Scalar | None
-    """The mean acceptance, if the sampler tells it."""
+    """Mean acceptance; None if no `info` was given."""
     diverged: Array | None
-    """How many draws came of steps some of which diverged, if the sampler tells it."""
+    """Number of draws with a divergent step since the previous draw; None if the
+    sampler does not report it."""
 
     def describe(self, *, largest_rhat: float = 1.01, least_ess: float = 400) -> str:
-        """In words: what is wrong and where it is worst, or that nothing is.
+        """Describe the problems found and the worst coordinate, or that there are none.
 
         Args:
-            largest_rhat: above which chains have not mixed.
-            least_ess: below which effective draws are too few, in bulk or tails.
+            largest_rhat: chains with a larger R-hat are reported as not mixed.
+            least_ess: smallest effective number of draws, in bulk and tails, that is
+                not reported.
         """
         names = _Names(self.mean)
         mean, sd, rhat, ess, tail = map(
@@ -55,54 +58,56 @@ class Verdict(NamedTuple):
         ess = np.minimum(ess, tail)
         finite = np.isfinite(mean)
         moved = ~(sd == 0)
-        judged = finite & moved
-        said = []
+        valid = finite & moved
+        messages = []
         if not finite.all():
-            said.append(f"{names.some(~finite)} met NaN or infinity")
+            messages.append(f"{names.some(~finite)} reached NaN or infinity")
         if not moved.all():
-            said.append(f"{names.some(~moved)} never moved")
+            messages.append(f"{names.some(~moved)} never moved")
         if self.num_chains == 1:
-            said.append("one chain cannot show whether it has mixed: start several")
-        mixed = judged & ~np.isnan(rhat)
-        apart = mixed & (rhat > largest_rhat)
-        if apart.any():
-            worst = np.where(apart, rhat, 0).argmax()
-            others = f", above {largest_rhat:g} on {apart.sum()} of {apart.size}"
-            said.append(
+            messages.append("one chain cannot show whether it has mixed: run several")
+        compared = valid & ~np.isnan(rhat)
+        unmixed = compared & (rhat > largest_rhat)
+        if unmixed.any():
+            worst = np.where(unmixed, rhat, 0).argmax()
+            others = f", above {largest_rhat:g} on {unmixed.sum()} of {unmixed.size}"
+            messages.append(
                 f"chains have not mixed: R-hat {rhat[worst]:.4g} on "
-                f"{names[worst]}{others if apart.sum() > 1 else ''}"
+                f"{names[worst]}{others if unmixed.sum() > 1 else ''}"
             )
-        few = judged & (ess < least_ess)
+        few = valid & (ess < least_ess)
         if few.any():
             worst = np.where(few, ess, np.inf).argmin()
-            said.append(
+            messages.append(
                 f"too few effective draws: {ess[worst]:,.0f} of {self.num_draws:,} "
                 f"on {names[worst]}"
             )
         if self.diverged:
-            said.append(
-                f"{int(self.diverged):,} of {self.num_draws:,} draws came of steps "
-                "that diverged: shorten the step"
+            messages.append(
+                f"{int(self.diverged):,} of {self.num_draws:,} draws follow divergent "
+                "steps: reduce the step size"
             )
-        if judged.any() and not (apart.any() or few.any()):
-            which = "all" if judged.all() else "the other"
-            known = f"R-hat at most {rhat[mixed].max():.4g}, " if mixed.any() else ""
-            said.append(
-                f"{which} {judged.sum():,} coordinates: {known}effective draws at "
-                f"least {ess[judged].min():,.0f} of {self.num_draws:,}"
+        if valid.any() and not (unmixed.any() or few.any()):
+            which = "all" if valid.all() else "the other"
+            known = (
+                f"R-hat at most {rhat[compared].max():.4g}, " if compared.any() else ""
+            )
+            messages.append(
+                f"{which} {valid.sum():,} coordinates: {known}effective draws at "
+                f"least {ess[valid].min():,.0f} of {self.num_draws:,}"
             )
         if self.accept is not None:
-            low = ": shorten the step" if self.accept < 0.1 else ""
-            said.append(f"acceptance {float(self.accept):.2g}{low}")
-        return "; ".join(said)
+            low = ": reduce the step size" if self.accept < 0.1 else ""
+            messages.append(f"acceptance {float(self.accept):.2g}{low}")
+        return "; ".join(messages)
 
 
 def summary(draws: PyTree, info: Info | None = None) -> Verdict:
-    """What draws are worth; `.describe()` says it in words.
+    """Summarise draws coordinate by coordinate; see also `Verdict.describe`.
 
     Args:
-        draws: as `sample(...).x`.
-        info: reports of the steps, such as `sample(...).info`.
+        draws: arrays `(chain, draw, ...)` or trees of them, such as `sample(...).x`.
+        info: infos of the steps, such as `sample(...).info`.
 
     >>> draws = jax.random.normal(jax.random.key(0), (2, 50, 3))
     >>> verdict = summary(draws)
@@ -111,10 +116,10 @@ def summary(draws: PyTree, info: Info | None = None) -> Verdict:
     >>> "too few effective draws" in verdict.describe()
     True
     """
-    draws = _at_door(draws, 4)
+    draws = check_draws(draws, 4)
     num_chains, num_draws = jax.tree.leaves(draws)[0].shape[:2]
     diverged = None if info is None else info.diverged
-    found = _each(_summary, draws)
+    found = map_coordinates(estimators.summary, draws)
     mean, sd, mcse, ess, tail, rhat = (
         jax.tree.map(lambda leaf, i=i: leaf[..., i], found) for i in range(6)
     )
@@ -133,7 +138,7 @@ def summary(draws: PyTree, info: Info | None = None) -> Verdict:
 
 
 class _Names:
-    """What coordinates are called, as x[4] or x['field'][0, 1]."""
+    """Names of coordinates, such as x[4] or x['field'][0, 1]."""
 
     def __init__(self, tree):
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -148,8 +153,11 @@ class _Names:
         return f"x{path}[{index}]" if shape else f"x{path}"
 
     def some(self, chosen):
+        """Return the number of chosen coordinates and the name of the first."""
+        if chosen.size == 1:
+            return self[0]
         count = f"{chosen.sum():,} of {chosen.size:,} coordinates"
-        return self[0] if chosen.size == 1 else f"{count}, as {self[chosen.argmax()]},"
+        return f"{count}, such as {self[chosen.argmax()]},"
 
 
 def _ravel(tree):

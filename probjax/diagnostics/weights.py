@@ -1,4 +1,4 @@
-"""What weights of particles are worth."""
+"""Effective sample size of weighted particles."""
 
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -8,7 +8,7 @@ from probjax.types import Array, Float, Scalar
 
 
 def importance_ess(log_weights: Float[Array, " particle"]) -> Scalar:
-    """(sum w)^2 / sum w^2: how many equal weights would be as good; 0 if all w are 0.
+    """Effective number of particles, (sum w)^2 / sum w^2; 0 if all weights w are 0.
 
     >>> round(float(importance_ess(jnp.log(jnp.array([2.0, 1.0, 1.0, 0.0])))), 3)
     2.667

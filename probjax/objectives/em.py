@@ -33,7 +33,7 @@ from probjax.interfaces import Base, Objective, Sampler
 from probjax.objectives.particles import check_resumable
 from probjax.potential import Conditioned
 from probjax.recipe import recipe, static
-from probjax.samplers.adaptation import check_acceptance, first_step, move_chains
+from probjax.samplers.adaptation import check_acceptance, initial_step_size, move_chains
 from probjax.trees import first_row, float_dtype, floating
 from probjax.types import Context, Data, Params, PRNGKeyArray, Scalar, State
 
@@ -112,7 +112,7 @@ class EM(Objective):
         latents = jax.vmap(jax.vmap(self.base.sample))(keys)
         dtype = float_dtype(params)
         latents = jax.tree.map(lambda leaf: leaf.astype(dtype), latents)
-        step_size = first_step(self.sampler, self.adapt, params)
+        step_size = initial_step_size(self.sampler, self.adapt, params)
         return Context(latents, LatentSampling(jnp.ones((), dtype), step_size))
 
     def refresh(

@@ -26,7 +26,7 @@ from probjax.data.rows import num_rows, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy, check_normalisable, potential
-from probjax.samplers.adaptation import first_step, move_chains
+from probjax.samplers.adaptation import initial_step_size, move_chains
 from probjax.trees import float_dtype
 from probjax.types import (
     Array,
@@ -122,7 +122,7 @@ def start_particles(
         accept=jnp.ones((), dtype),
         ess=jnp.asarray(len(reference), dtype),
         age=jnp.zeros((), dtype),
-        step_size=first_step(objective.sampler, objective.adapt, params),
+        step_size=initial_step_size(objective.sampler, objective.adapt, params),
     )
 
 

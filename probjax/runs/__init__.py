@@ -1,4 +1,4 @@
-"""Long runs: the loop of every driver, checkpoints, digests and saved files."""
+"""Long runs: the host loop of all drivers, checkpoints, digests and saved files."""
 
 from probjax.runs import storage
 from probjax.runs.checkpoint import Checkpoint

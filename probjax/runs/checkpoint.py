@@ -5,14 +5,14 @@ same call, repeated, continues from them. The pieces are the same programs where
 run was interrupted, so the result is equal to that of an uninterrupted run, bit by bit.
 The file also holds the driver's name, a digest of every argument and the version of
 probjax. A file of another driver, of other arguments or of another version is
-rejected, as is any other file, and none of them is overwritten. A complete file is
-replaced only by a complete one, so a kill during writing loses one write at most.
+rejected and not overwritten, as is any other file. A complete file is replaced only by
+a complete one, so that a kill during writing loses one write at most.
 
 The layout of each array on the mesh is written with it and restored: on the same number
 of devices the result is equal bit by bit. On another number of devices, with the same
-number of processes, a run continues, too, and differs by rounding. Several processes
-write one checkpoint, in a folder that they share. While a run is on, its checkpoint is
-locked: a second run with the same path raises an error.
+number of processes, a run also continues, but its result differs by rounding. Several
+processes write one checkpoint, in a folder that they share. While a run is active, its
+checkpoint is locked: a second run with the same path raises an error.
 """
 
 import os
@@ -30,7 +30,13 @@ from jax.experimental import multihost_utils
 from probjax.checks import is_concrete
 from probjax.devices import layout_of
 from probjax.recipe import recipe, static
-from probjax.runs.checkpoint_files import Form, Header, Saved, form_of, this_version
+from probjax.runs.checkpoint_files import (
+    FileFormat,
+    Header,
+    Saved,
+    file_format,
+    this_version,
+)
 from probjax.runs.digest import digest
 from probjax.runs.locks import locked
 from probjax.types import PyTree
@@ -44,10 +50,10 @@ class Checkpoint:
     had ended. To start again, remove the file.
 
     Args:
-        path: a file that ends in `.npz`, or a directory written by Orbax, to which
-            every process writes its own part of arrays that are spread over devices,
-            so that no process holds them whole (`pip install orbax-checkpoint`).
-        every: the least number of seconds between two writes; 0 to write whenever the
+        path: a file that ends in `.npz`, or a directory to be written by Orbax
+            (`pip install orbax-checkpoint`). With Orbax every process writes its own
+            part of each array, so that no process holds a whole array.
+        every: smallest number of seconds between two writes; 0 to write whenever the
             driver returns to the host, which is every `Watch.every` steps.
 
     >>> import tempfile
@@ -71,34 +77,38 @@ class Checkpoint:
             raise ValueError(f"every must not be negative, got {self.every}")
 
 
-class Opened:
+class OpenCheckpoint:
     """Open checkpoint of one run: a list of states, of which the last is current.
 
-    A run in stages writes the final states of the stages it has finished, followed by
-    the state of the current one.
+    A run in stages writes the final states of its finished stages, followed by the
+    state of the current stage.
     """
 
     count: int
     """Number of states on disk when the checkpoint was opened; 0 without a file."""
 
     def __init__(
-        self, checkpoint: Checkpoint, driver: str, digests: dict[str, str], form: Form
+        self,
+        checkpoint: Checkpoint,
+        driver: str,
+        digests: dict[str, str],
+        file: FileFormat,
     ):
         path = Path(checkpoint.path)
-        saved = form.read()
+        saved = file.read()
         _check_shared(path, saved)
         if saved is not None:
             _check_same(path, driver, digests, saved.header)
         self.count = 0 if saved is None else len(saved.header.num_leaves)
-        self._path, self._every, self._form = path, checkpoint.every, form
+        self._path, self._every, self._file = path, checkpoint.every, file
         self._driver, self._digests, self._saved = driver, digests, saved
         # The monotonic clock, because the system's clock may be changed.
         self._last_write = time.monotonic()
 
     def restore(self, index: int, start: Callable[[], PyTree]) -> PyTree:
-        """The `index`-th state on disk, with the structure of what `start` returns.
+        """Return state number `index` on disk, with the structure of `start()`.
 
-        `start` is traced to find shapes, and not run.
+        `start` is traced to compute shapes, but not run.
         """
         saved = self._saved
         if saved is None or not 0 <= index < self.count:
@@ -114,8 +124,8 @@ class Opened:
         shapes = [(leaf.shape, leaf.dtype) for leaf in expected]
         if [(leaf.shape, leaf.dtype) for leaf in leaves] != shapes:
             raise ValueError(
-                f"{self._path} does not hold the state of such a run: its arrays "
-                "differ in number, shape or dtype; remove it to start again"
+                f"{self._path} does not hold a state of this run: its arrays differ in "
+                "number, shape or dtype; remove it to start again"
             )
         return structure.unflatten(leaves)
 
@@ -128,14 +138,14 @@ class Opened:
         due = last or time.monotonic() - self._last_write >= self._every
         # The clocks of processes differ, but all of them must write or none.
         if multihost_utils.broadcast_one_to_all(np.asarray(due)):
-            self._form.write(_to_save(self._driver, self._digests, states))
+            self._file.write(_to_save(self._driver, self._digests, states))
             self._last_write = time.monotonic()
 
 
 @contextmanager
-def opened(
+def open_checkpoint(
     checkpoint: Checkpoint, driver: str, arguments: Mapping[str, Any]
-) -> Iterator[Opened]:
+) -> Iterator[OpenCheckpoint]:
     """Open a checkpoint for one run, and lock it until the run ends.
 
     A file that another run is using, or that was written by another driver, with other
@@ -143,13 +153,13 @@ def opened(
 
     Args:
         driver: name of the function that runs.
-        arguments: its arguments by name, those that determine its result.
+        arguments: arguments that determine its result, by name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpoint = Checkpoint(f"{folder}/count.npz")
     ...     for _ in range(2):
-    ...         with opened(checkpoint, "count", {"stop": 9}) as run:
+    ...         with open_checkpoint(checkpoint, "count", {"stop": 9}) as run:
     ...             start = lambda: jnp.zeros(())
     ...             state = run.restore(0, start) if run.count else start()
     ...             run.write([state + 1], last=True)
@@ -159,16 +169,17 @@ def opened(
     """
     path, digests = _check_arguments(checkpoint, driver, arguments)
     with locked(path):
-        form = form_of(path)
+        file = file_format(path)
         try:
-            yield Opened(checkpoint, driver, digests, form)
+            yield OpenCheckpoint(checkpoint, driver, digests, file)
         finally:
-            form.close()
+            file.close()
 
 
 def _check_arguments(
     checkpoint: Checkpoint, driver: str, arguments: Mapping[str, Any]
 ) -> tuple[Path, dict[str, str]]:
+    """Return the path and the digests of the arguments, after checks."""
     if not is_concrete(dict(arguments)):
         raise ValueError(
             f"{driver} inside jit or vmap cannot write a checkpoint; try "
@@ -178,16 +189,16 @@ def _check_arguments(
     if not path.absolute().parent.is_dir():
         raise ValueError(f"checkpoint must be in a folder that exists, got {path}")
     digests = {name: digest(value) for name, value in arguments.items()}
-    return path, _of_all_processes(digests)
+    return path, _combine_processes(digests)
 
 
-def _of_all_processes(digests: dict[str, str]) -> dict[str, str]:
-    """Digests of the arguments of all processes, each of which has its own rows."""
+def _combine_processes(digests: dict[str, str]) -> dict[str, str]:
+    """Combine the digests of all processes, which may have different rows."""
     if jax.process_count() == 1:
         return digests
     mine = np.array([list(bytes.fromhex(each)) for each in digests.values()], np.uint8)
-    of_all = np.asarray(multihost_utils.process_allgather(mine))
-    return {name: digest(of_all[:, i]) for i, name in enumerate(digests)}
+    gathered = np.asarray(multihost_utils.process_allgather(mine))
+    return {name: digest(gathered[:, i]) for i, name in enumerate(digests)}
 
 
 def _check_shared(path: Path, saved: Saved | None) -> None:
@@ -195,7 +206,7 @@ def _check_shared(path: Path, saved: Saved | None) -> None:
     if np.any(exists) and not np.all(exists):
         raise ValueError(
             f"checkpoint must be in a folder that all processes share, got {path}, "
-            "which exists for some of them only"
+            "which exists only for some of them"
         )
 
 
@@ -211,13 +222,13 @@ def _check_same(
     others = [name for name in names if digests.get(name) != header.digests.get(name)]
     if others:
         raise ValueError(
-            f"{path} is the checkpoint of a run with other arguments, as these differ: "
+            f"{path} is the checkpoint of a run with other values of these arguments: "
             f"{', '.join(others)}; try another path, or remove it to start again"
         )
 
 
 def _to_save(driver: str, digests: dict[str, str], states: Sequence[PyTree]) -> Saved:
-    """Content of a checkpoint that holds `states`."""
+    """Build the content of a checkpoint that holds `states`."""
     trees = [jax.tree.leaves(state) for state in states]
     leaves = [jnp.asarray(leaf) for tree in trees for leaf in tree]
     kinds = [_key_kind(leaf) for leaf in leaves]

@@ -18,10 +18,10 @@ from probjax.trees import as_array
 
 
 class Header(NamedTuple):
-    """Description of a checkpoint, beside its arrays."""
+    """Description of a checkpoint, stored with its arrays."""
 
     version: str
-    """Version of probjax that wrote it."""
+    """Version of probjax that wrote the checkpoint."""
     driver: str
     """Name of the driver."""
     digests: Mapping[str, str]
@@ -48,21 +48,21 @@ class Saved(NamedTuple):
 
     header: Header
     leaves: list
-    """Arrays of all states; keys as the integers they are made of."""
+    """Arrays of all states; random keys are stored as integers."""
 
 
-class Form(NamedTuple):
-    """Functions that read and write one kind of checkpoint."""
+class FileFormat(NamedTuple):
+    """Functions that read and write one checkpoint in a file format."""
 
     read: Callable[[], Saved | None]
-    """Content on disk; None if nothing was written yet."""
+    """Return the content on disk; None if nothing has been written yet."""
     write: Callable[[Saved], None]
     """Replace the content on disk."""
     close: Callable[[], None]
 
 
-def form_of(path: Path) -> Form:
-    """Functions for the kind of checkpoint that the ending of `path` selects."""
+def file_format(path: Path) -> FileFormat:
+    """Return the functions for `path`: an `.npz` file or a directory of Orbax."""
     return _npz(path) if path.suffix == ".npz" else _orbax(path)
 
 
@@ -74,8 +74,11 @@ def this_version() -> str:
     return __version__
 
 
-def _checked(path: Path, stored: Any, num_arrays: int | None = None) -> Header:
-    """Header in `stored`, if this version wrote it and it describes its arrays."""
+def _checked_header(path: Path, stored: Any, num_arrays: int | None = None) -> Header:
+    """Return the header in `stored`.
+
+    Raise an error if another version wrote it, or if it does not describe the arrays.
+    """
     match stored:
         case FirstHeader() | {"driver": _, "about": _, "kinds": _, "layouts": _}:
             raise _other_version(path, "0.1.0")
@@ -102,12 +105,12 @@ def _are_counts(values: list) -> bool:
 def _other_version(path: Path, version: str) -> ValueError:
     return ValueError(
         f"{path} is a checkpoint written by probjax {version}, but this is probjax "
-        f"{this_version()}: remove it to start again, or continue with the version "
-        "that wrote it"
+        f"{this_version()}: remove it to start again, or continue with probjax "
+        f"{version}"
     )
 
 
-def _npz(path: Path) -> Form:
+def _npz(path: Path) -> FileFormat:
     storage.remove_partial_files(path)
 
     def read():
@@ -115,13 +118,13 @@ def _npz(path: Path) -> Form:
             return None
         match storage.load(path):
             case {"header": stored, "leaves": list(leaves)}:
-                header = _checked(path, stored, len(leaves))
+                header = _checked_header(path, stored, len(leaves))
                 pairs = zip(leaves, header.layouts, strict=True)
                 return Saved(
                     header, [put_with_layout(np.asarray(x), how) for x, how in pairs]
                 )
             case {"told": FirstHeader() as first}:
-                _checked(path, first)
+                _checked_header(path, first)
         raise ValueError(f"{path} is a probjax file, but not a checkpoint")
 
     def write(saved):
@@ -133,27 +136,27 @@ def _npz(path: Path) -> Form:
                 storage.save(path, whole)
             except OSError as failure:
                 error = failure
-        # A broadcast, so that no process waits for one that failed.
+        # The error is broadcast, so that no process waits for one that failed.
         if multihost_utils.broadcast_one_to_all(np.asarray(error is not None)):
-            raise _unwritten(path, error)
+            raise _write_error(path, error)
 
-    return Form(read, write, lambda: None)
+    return FileFormat(read, write, lambda: None)
 
 
-def _unwritten(path: Path, error: OSError | None) -> ValueError:
+def _write_error(path: Path, error: OSError | None) -> ValueError:
     reason = error.strerror or error if error else "see the error of process 0"
     failure = ValueError(f"checkpoint {path} cannot be written: {reason}")
     failure.__cause__ = error
     return failure
 
 
-def _orbax(path: Path) -> Form:
+def _orbax(path: Path) -> FileFormat:
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
-            f"a checkpoint in a directory, {path}, needs Orbax: pip install "
-            "orbax-checkpoint, or name a file that ends in .npz"
+            f"a checkpoint in a directory, {path}, requires Orbax; try pip install "
+            "orbax-checkpoint, or a path that ends in .npz"
         ) from error
     if path.exists() and not path.is_dir():
         raise ValueError(
@@ -168,7 +171,9 @@ def _orbax(path: Path) -> Form:
         if step is not None:
             return _read_orbax(path, ocp, manager, step)
         if any(path.iterdir()):
-            raise ValueError(f"{path} holds other files than a checkpoint")
+            raise ValueError(
+                f"{path} holds other files than a checkpoint; try another path"
+            )
         return None
 
     def write(saved):
@@ -183,9 +188,9 @@ def _orbax(path: Path) -> Form:
             manager.save(0 if step is None else step + 1, args=parts, force=True)
             manager.wait_until_finished()
         except OSError as error:
-            raise _unwritten(path, error) from error
+            raise _write_error(path, error) from error
 
-    return Form(read, write, manager.close)
+    return FileFormat(read, write, manager.close)
 
 
 def _read_orbax(path: Path, ocp: Any, manager: Any, step: int) -> Saved:
@@ -195,20 +200,20 @@ def _read_orbax(path: Path, ocp: Any, manager: Any, step: int) -> Saved:
         only = ocp.args.Composite(**{name: ocp.args.JsonRestore()})
         stored = manager.restore(step, args=only)[name]
     except Exception as error:
-        raise _unread(path, error) from error
-    header = _checked(path, stored)
+        raise _read_error(path, error) from error
+    header = _checked_header(path, stored)
     try:
         places = [_place(ocp, layout) for layout in header.layouts]
         parts = ocp.args.PyTreeRestore(restore_args=_by_name(places))
         named = manager.restore(step, args=ocp.args.Composite(leaves=parts))["leaves"]
-        # Arrays that are on no mesh are restored on the host.
+        # Arrays without a mesh are restored on the host.
         leaves = [as_array(named[f"leaf{i}"]) for i in range(len(named))]
     except Exception as error:
-        raise _unread(path, error) from error
+        raise _read_error(path, error) from error
     return Saved(header, leaves)
 
 
-def _unread(path: Path, error: Exception) -> ValueError:
+def _read_error(path: Path, error: Exception) -> ValueError:
     # A damaged directory can fail in any of several parsers.
     return ValueError(f"{path} cannot be read as a checkpoint: {error}")
 
@@ -218,7 +223,7 @@ def _by_name(leaves: list) -> dict[str, Any]:
 
 
 def _place(ocp, layout):
-    """Argument that makes Orbax restore an array to the mesh or to the host."""
+    """Return Orbax's argument to restore an array on the mesh or on the host."""
     where = sharding_of(layout)
     if where is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)

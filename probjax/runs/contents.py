@@ -1,11 +1,11 @@
 """Contents of Python objects, as far as they determine what a program computes.
 
-Each object is described by a label and the objects it is made of. Arrays have their
-bytes as a label, functions consist of their code, their defaults, the variables they
-have closed over and the globals they name, recipes and records of their fields, and
-other objects of what `pickle` would store. Of modules, only the members that a function
-reads by name count. Classes of installed packages, of the standard library and of
-probjax count by name, and globals of functions in those packages are not followed.
+Each object is described by a label and the objects it consists of. The label of an
+array is its bytes. A function consists of its code, its defaults, the variables of its
+closure and the globals that it names; a recipe or record of its fields; any other
+object of what `pickle` would store. Of a module, only the members that a function reads
+by name count. Classes of installed packages, of the standard library and of probjax
+count by name only, and globals of functions in those packages are not followed.
 """
 
 import dataclasses
@@ -29,28 +29,28 @@ _READ_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 class UnknownError(Exception):
-    """Object whose content cannot be compared."""
+    """Raised for an object whose content cannot be read."""
 
 
 class Content(NamedTuple):
     """One level of an object."""
 
     label: tuple[str | bytes | memoryview, ...]
-    """The object without its parts."""
+    """Description of the object without its parts."""
     parts: Iterable[Any] = ()
-    """The objects it is made of."""
+    """Objects that it consists of."""
     ordered: bool = True
     """Whether the order of the parts matters."""
 
 
 def content(value: Any, strict: bool) -> Content:
-    """Label and parts of `value`.
+    """Return the label and the parts of `value`.
 
     Args:
-        strict: describe all that a traced function can depend on, such as the order of
-            dictionaries, and raise an `UnknownError` where that is not possible. If
-            False, equal values have equal contents, and objects that cannot be
-            described have the name of their class.
+        strict: if True, describe everything that a traced function can depend on, such
+            as the order of dictionaries, and raise an `UnknownError` if that is not
+            possible. If False, equal values have equal contents, and objects that
+            cannot be described count by the name of their class.
     """
     try:
         if isinstance(value, Tracer):
@@ -64,7 +64,7 @@ def content(value: Any, strict: bool) -> Content:
 
 
 def _by_members(value: Any) -> Content:
-    """An object that cannot be pickled, by its attributes if it has any."""
+    """Describe an object that cannot be pickled by its attributes, if it has any."""
     wrapped = getattr(value, "__wrapped__", None)
     members = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
@@ -84,7 +84,7 @@ def _content(value: Any, strict: bool) -> Content:
 
 
 def _pickled(value: Any) -> Content:
-    """An object by what `pickle` would store, which raises an error for some."""
+    """Describe an object by what `pickle` would store; some objects raise an error."""
     reduced = value.__reduce_ex__(4)
     if isinstance(reduced, str):
         return Content(("named", reduced), [type(value)])
@@ -105,7 +105,7 @@ def _atom(value: Any, strict: bool) -> Content:
     kind = type(value)
     if kind.__module__ != "builtins":
         return _pickled(value)
-    # Python limits the number of decimal digits.
+    # Hexadecimal, because Python limits the number of decimal digits.
     return Content((kind.__name__, hex(value) if kind is int else repr(value)))
 
 
@@ -178,7 +178,7 @@ def _function(value: Any, strict: bool) -> Content:
 
 
 def _members(module: Any, names: Collection[str], seen: set[int]) -> list:
-    """Members of a module of the user, and of modules inside it, that have `names`."""
+    """Return the members with the given names of a user's module and its submodules."""
     if not isinstance(module, types.ModuleType) or is_installed(module.__name__):
         return []
     seen.add(id(module))
@@ -188,7 +188,7 @@ def _members(module: Any, names: Collection[str], seen: set[int]) -> list:
 
 
 def _undocumented(value: Any) -> types.CodeType:
-    """Code of a function without its docstring, which changes no result."""
+    """Return the code of a function without its docstring, which changes no result."""
     code = value.__code__
     constants = code.co_consts
     if value.__doc__ is not None and constants[:1] == (value.__doc__,):
@@ -205,7 +205,7 @@ class Names(NamedTuple):
 
 @functools.lru_cache(4096)
 def read_names(code: types.CodeType) -> Names:
-    """Names of the globals and of the attributes that a code object reads.
+    """Return the names of the globals and attributes that a code object reads.
 
     >>> read_names((lambda x: print(x.shape, [len(y) for y in x])).__code__)
     Names(globals=('len', 'print'), attributes=('shape',))
@@ -256,9 +256,9 @@ def _is_callable_member(member: Any) -> bool:
 
 
 def _is_value(name: str, member: Any) -> bool:
-    """Whether a member of a class is one that its author has set."""
+    """Whether a member of a class is a value that its author has set."""
     is_special = name.startswith("__") or name == "_abc_impl"
-    # Slots and fields of named tuples are described by the names of the members.
+    # Slots and fields of named tuples are not values: their names are in the label.
     is_field = hasattr(type(member), "__set__") and not hasattr(member, "__dict__")
     return not (is_special or is_field)
 
@@ -303,7 +303,7 @@ def _cached(value: Any, strict: bool) -> Content:
 
 @_content.register(type(jax.jit(len)))
 def _compiled(value: Any, strict: bool) -> Content:
-    # Options of the compilation matter to a program that calls it, not to its result.
+    # Options of the compilation affect a program that calls it, but not its result.
     options = [value._jit_info._replace(fun_sourceinfo=None)] if strict else []
     return Content(("compiled",), [value.__wrapped__, *options])
 
@@ -327,7 +327,7 @@ def _module(value: types.ModuleType, strict: bool) -> Content:
 
 @_content.register(np.ufunc)
 def _ufunc(value: np.ufunc, strict: bool) -> Content:
-    # Those made by `np.frompyfunc` hold a function that cannot be read.
+    # Functions made by `np.frompyfunc` hold another function, which cannot be read.
     if getattr(np, value.__name__, None) is not value:
         raise UnknownError
     return Content(("ufunc", value.__name__))
@@ -346,8 +346,8 @@ def _name(value: Any) -> str:
 def is_installed(module: str | None) -> bool:
     """Whether a module belongs to an installed package, to probjax or to Python.
 
-    Programs that are run, even installed ones such as notebook kernels, execute code of
-    the user in `__main__`.
+    `__main__` does not count as installed: even installed programs, such as notebook
+    kernels, execute code of the user in it.
 
     >>> is_installed("optax"), is_installed("math"), is_installed("__main__")
     (True, True, False)

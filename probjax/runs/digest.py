@@ -1,13 +1,13 @@
-"""Stable hashes of a driver's arguments, and one object for all that are equal.
+"""Stable hashes of a driver's arguments, and one representative of equal functions.
 
-The digest of a value is a hash of the graph of objects that it is made of
-(`probjax.runs.contents`). It is the same in every process, for equal values that are
-distinct objects, and for values that refer to themselves: objects on no cycle are
-hashed after their parts; for those that reach a cycle, hashes of label and parts are
-iterated until they separate no more objects, as in the minimisation of automata.
+The digest of a value is a hash of the graph of objects that it consists of
+(`probjax.runs.contents`). It is the same in every process and for equal values that are
+distinct objects. Values may refer to themselves: objects that reach no cycle are hashed
+after their parts; for all others, hashes of label and parts are iterated until they
+distinguish no more objects, as in the minimisation of automata.
 
 `canonical` replaces a function that was made by a call, such as an optax optimizer, by
-the first one with the same content, so that `jax.jit` compiles for it only once.
+the first function with the same content, so that `jax.jit` compiles only once for it.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ _MOST_OBJECTS = 2**15
 
 
 def digest(value: Any) -> str:
-    """Hash of a value that is the same in any process.
+    """Hash of a value, the same in every process.
 
-    Objects whose content cannot be read count by their class.
+    Objects whose content cannot be read count by the name of their class.
 
     >>> digest((1.5, None)) == digest((1.5, None)), digest(1.5) == digest(2.5)
     (True, False)
@@ -37,10 +37,10 @@ def digest(value: Any) -> str:
 
 
 def strict_digest(value: Any) -> str | None:
-    """Hash of all that a traced function can depend on; None if that cannot be read.
+    """Hash of everything that a traced function can depend on; None if unreadable.
 
-    The latter is the case for tracers, generators, open files, arrays of more than 2^20
-    entries, and for everything that refers to them.
+    Tracers, generators, open files, arrays of more than 2^20 entries, and everything
+    that refers to them are unreadable.
 
     >>> strict_digest(lambda x: x + 1) == strict_digest(lambda x: x + 2)
     False
@@ -53,21 +53,20 @@ def strict_digest(value: Any) -> str | None:
         return None
 
 
-# Objects by their content, and the content with which each was first seen. A function
-# that has changed since then may have been traced, and represents no other.
+# Functions by their content, and the content with which each was first seen. A function
+# that has changed since then may have been traced before, so it represents no other.
 _first: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _contents: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-# Functions that cannot be read, which may take long to find out.
+# Functions that cannot be read, kept because finding this out can take long.
 _unreadable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def canonical(value: Value) -> Value:
-    """`value` with each function made by a call replaced by the first one like it.
+    """Replace each function made by a call by the first function with its content.
 
-    Closures, lambdas and `functools.partial` objects are replaced, also inside of
-    tuples, lists, dictionaries, named tuples and recipes. Functions of a module, arrays
-    and other objects are returned as they are, as are functions whose content cannot be
-    read.
+    Closures, lambdas and `functools.partial` objects are replaced, also inside tuples,
+    lists, dictionaries, named tuples and recipes. Functions of a module, arrays and
+    other objects are returned unchanged, as are functions whose content cannot be read.
 
     >>> import optax
     >>> optax.adam(0.1) == optax.adam(0.1)
@@ -99,7 +98,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _rebuilt(value: Any, parts: dict, make: Callable[[dict], Any]) -> Any:
-    """`make` of the canonical parts; `value` itself if they are the same objects."""
+    """Return `make` of the canonical parts, or `value` if no part was replaced."""
     new = {name: _canonical(part) for name, part in parts.items()}
     return value if all(new[name] is parts[name] for name in parts) else make(new)
 
@@ -109,7 +108,7 @@ def _replaced(value: Any, parts: dict) -> Any:
 
 
 def _is_made_by_call(value: Any) -> bool:
-    """Whether the same line of code may make many functions like this one."""
+    """Whether the same line of code may have made several functions like this one."""
     return isinstance(value, types.FunctionType) and (
         value.__closure__ is not None or "<" in value.__qualname__
     )
@@ -127,7 +126,7 @@ def _first_like(value: Any) -> Any:
         _unreadable.add(value)
         return value
     known = _first.get(found)
-    # It may refer to an object that has changed since.
+    # The known function may refer to an object that has changed since.
     if known is not None and (known is value or strict_digest(known) == found):
         return known
     if _contents.setdefault(value, found) == found:
@@ -136,7 +135,7 @@ def _first_like(value: Any) -> Any:
 
 
 class _Graph(NamedTuple):
-    """Objects that a value is made of, the value itself first."""
+    """Objects that a value consists of, the value itself first."""
 
     labels: list[bytes]
     parts: list[list[int]]
@@ -191,7 +190,7 @@ def _hash(graph: _Graph) -> str:
 
 
 def _hash_acyclic(graph: _Graph, hashes: list[bytes]) -> list[int]:
-    """Hash all objects that reach no cycle, in `hashes`, and return the others."""
+    """Set the hashes of all objects that reach no cycle; return the other objects."""
     users = [[] for _ in hashes]
     for i, parts in enumerate(graph.parts):
         for part in parts:

@@ -1,12 +1,12 @@
-"""The host loop behind every long computation.
+"""Host loop of all drivers.
 
-A driver checks its arguments, describes its work as a `Job`, and hands it to `run`:
+A driver checks its arguments, describes its work as a `Job` and passes it to `run`:
 
     begin -> advance -> report to the callback -> write a checkpoint -> ... -> finish
 
 Without a `Watch` a run is one `advance` to the end that never returns to the host, so
 that drivers can be jitted and vmapped. A composed driver is a sequence of jobs, each
-made from the results of those before: see `run_in_turn`.
+made from the results of the previous jobs: see `run_in_turn`.
 """
 
 import functools
@@ -20,28 +20,30 @@ import jax
 from probjax.checks import check_count, is_concrete
 from probjax.devices import on_mesh
 from probjax.recipe import recipe, static
-from probjax.runs.checkpoint import Checkpoint, opened
+from probjax.runs.checkpoint import Checkpoint, open_checkpoint
 from probjax.runs.digest import canonical
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# Arguments that are part of a program; data and callbacks must not be interchanged.
+# Arguments that are compiled into a program. Equal values of them share one program;
+# data and callbacks are never replaced by equal ones.
 _PROGRAM = {"energy", "joint", "objective", "optimizer", "penalty", "chart", "stop"}
 _PROGRAM |= {"sampler", "statistic", "base", "path", "pilot", "scores"}
 
 
 @recipe
 class Watch:
-    """What happens on the host while a driver runs: `fit(..., watch=Watch(show))`.
+    """Callback and checkpoint of a running driver: `fit(..., watch=Watch(show))`.
 
     Args:
-        callback: called with the driver's report after every `every` steps. The run
-            ends if it returns True.
-        every: steps between reports, counted over the whole run: steps of a fit, draws
-            of chains, distributions of annealing. None for the driver's own default.
-        checkpoint: file in which the run is saved between reports, so that the same
-            call continues it, to the bit, if it was killed or stopped.
+        callback: function that is called with the driver's report after every `every`
+            steps. The run stops if it returns True.
+        every: number of steps between reports, counted over the whole run: steps of a
+            fit, draws of chains, distributions of annealing. None for the driver's
+            default.
+        checkpoint: file in which the run is saved between reports. If the run was
+            killed or stopped, the same call continues it, with bit-identical results.
 
     >>> from probjax import ScoreMatching, fit
     >>> def energy(mean, x):
@@ -71,26 +73,26 @@ class Watch:
 
 
 class Job(NamedTuple):
-    """A computation that advances step by step."""
+    """Computation of a driver that advances step by step."""
 
     begin: Callable[[], Any]
     """Return the first state."""
     advance: Callable[[Any, int | None], Any]
-    """Return the state at most so many steps later; None for the end."""
+    """Return the state after at most the given number of steps; None: at the end."""
     is_over: Callable[[Any], bool]
-    """Return whether nothing is left to do."""
+    """Return whether the computation is complete."""
     report: Callable[[Any], Any]
-    """Return what a callback receives; None if there is nothing to report yet."""
+    """Return the report for the callback; None if there is nothing to report yet."""
     finish: Callable[[Any, bool], Any]
     """Return the driver's result, given whether a callback stopped the run."""
     every: int = 100
-    """Steps between reports unless a `Watch` says otherwise."""
+    """Number of steps between reports if `Watch.every` is None."""
     may_stop: bool = True
     """Whether a callback may stop the run before its end."""
 
 
 def run(name: str, arguments: Mapping[str, Any], job: Job, watch: Watch | None) -> Any:
-    """Carry out one job and return its result; see `run_in_turn` for the arguments."""
+    """Run one job and return its result; see `run_in_turn` for the arguments."""
 
     def next_job(results):
         return None if results else job
@@ -104,16 +106,18 @@ def run_in_turn(
     next_job: Callable[[list], Job | None],
     watch: Watch | None,
 ) -> list:
-    """Carry out jobs one after the other and return their results.
+    """Run jobs one after the other and return their results.
 
-    A checkpoint holds the last states of the jobs that are finished and the current
-    state of the next one.
+    A checkpoint holds the final states of the finished jobs and the state of the
+    current job.
 
     Args:
         name: name of the driver, for messages and checkpoints.
-        arguments: arguments of its call, defaults included, by which a checkpoint is
-            recognised.
-        next_job: returns the job that follows given results, None if there is none.
+        arguments: arguments of its call, defaults included, with which a checkpoint is
+            matched.
+        next_job: function that returns the next job, given the results so far; None
+            after the last job.
+        watch: callback and checkpoint; None to never return to the host.
     """
     if not isinstance(watch, Watch | None):
         raise ValueError(f"watch must be a Watch, got {watch!r}; try Watch(callback)")
@@ -122,16 +126,16 @@ def run_in_turn(
         while (job := next_job(results)) is not None:
             results.append(job.finish(job.advance(job.begin(), None), False))
         return results
-    asked = {key: value for key, value in arguments.items() if key != "watch"}
-    if not is_concrete(asked):
+    arguments = {key: value for key, value in arguments.items() if key != "watch"}
+    if not is_concrete(arguments):
         raise ValueError(
             f"{name} inside jit or vmap must not be given a watch, which acts on the "
-            "host between compiled pieces"
+            "host between compiled pieces; try watch=None"
         )
-    with _saved(watch.checkpoint, name, asked) as saved:
+    with _open(watch.checkpoint, name, arguments) as saved:
         states: list = []
         while (job := next_job(results)) is not None:
-            state, stopped = _watched(name, job, watch, saved, states)
+            state, stopped = _run_job(name, job, watch, saved, states)
             states.append(state)
             results.append(job.finish(state, stopped))
             if stopped:
@@ -139,36 +143,40 @@ def run_in_turn(
     return results
 
 
-def _watched(name, job, watch, saved, before):
-    """Advance one job to its end, with reports and checkpoints on the way."""
-    number = len(before)
-    found = number < saved.count
-    state = saved.restore(number, job.begin) if found else job.begin()
+def _run_job(name, job, watch, saved, before):
+    """Advance one job to its end, with reports and checkpoints.
+
+    `before` are the final states of the jobs before it. Returns its final state, and
+    whether the callback stopped it.
+    """
+    index = len(before)
+    found = index < saved.count
+    state = saved.restore(index, job.begin) if found else job.begin()
     stopped = False
     if not found and job.is_over(state):
-        stopped = _reported(name, job, watch, state)
+        stopped = _call_back(name, job, watch, state)
         saved.write([*before, state], last=True)
     while not (stopped or job.is_over(state)):
         state = job.advance(state, watch.every or job.every)
-        stopped = _reported(name, job, watch, state)
+        stopped = _call_back(name, job, watch, state)
         saved.write([*before, state], last=stopped or job.is_over(state))
     return state, stopped
 
 
-def _reported(name, job, watch, state):
+def _call_back(name, job, watch, state):
     """Call the callback, and return whether it stops the run."""
     if watch.callback is None or (report := job.report(state)) is None:
         return False
     stopped = bool(watch.callback(report))
     if stopped and not job.may_stop:
         raise ValueError(
-            f"{name} has no result before its end: its callback must not return True"
+            f"{name} has no result before its end, so its callback must not return True"
         )
     return stopped
 
 
-class _Unsaved:
-    """Stands in for a checkpoint file where there is none."""
+class _NoCheckpoint:
+    """Replacement for `OpenCheckpoint` in runs without a checkpoint."""
 
     count = 0
 
@@ -176,19 +184,19 @@ class _Unsaved:
         pass
 
 
-def _saved(checkpoint, name, arguments) -> Any:
+def _open(checkpoint, name, arguments) -> Any:
     if checkpoint is None:
-        return nullcontext(_Unsaved())
-    return opened(checkpoint, name, arguments)
+        return nullcontext(_NoCheckpoint())
+    return open_checkpoint(checkpoint, name, arguments)
 
 
 def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run `function` as a driver: on the right mesh, in full precision, compiled once.
+    """Decorate a driver, so that it uses the mesh, full precision and few programs.
 
-    It runs on the mesh that its arguments lie on, or that of the context (see
-    `probjax.devices`). Matrix products have full float32 precision on every platform
-    unless the user has set another. Equal closures and optimizers, such as an optax
-    optimizer that is built again, share compiled programs.
+    A driver runs on the mesh of its arguments, or on that of the context (see
+    `probjax.devices`). Its matrix products have full float32 precision on every
+    platform unless the user has set another precision. Equal closures and optimizers,
+    such as an optax optimizer that is built again, share compiled programs.
     """
     names = list(inspect.signature(function).parameters)
 
@@ -197,7 +205,7 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        # More arguments than there are names are left for Python to refuse.
+        # Surplus positional arguments are passed on, so that Python raises its error.
         firsts: Any = map(shared, names + [""] * len(args), args)
         others: Any = {name: shared(name, value) for name, value in kwargs.items()}
         with full_precision():
@@ -208,7 +216,7 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Context of full float32 precision, unless the user has set another."""
+    """Context manager for full float32 precision, unless the user has set another."""
     if jax.config.jax_default_matmul_precision is not None:  # pyright: ignore
         yield
         return

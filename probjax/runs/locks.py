@@ -1,9 +1,9 @@
-"""Exclusive use of a path by one run, on one machine or on a shared file system.
+"""Locks that give one run exclusive use of a path, also on a shared file system.
 
-The lock is an advisory one on a hidden file beside the path. The operating system
-releases it when the process ends, in whatever way, so a killed run blocks no other. The
-hidden file is removed when the lock is released; one that a killed run left behind is
-used by the next run.
+A run takes an advisory lock on a hidden file beside the path. The operating system
+releases the lock when the process ends for any reason, so that a killed run does not
+block another. The hidden file is removed when the lock is released. If a killed run
+left the file behind, the next run uses it.
 """
 
 import os
@@ -26,10 +26,10 @@ _guard = threading.Lock()
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Exclusive use of `path`; a ValueError if another thread or process has it.
+    """Lock `path`; raise a ValueError if another thread or process has locked it.
 
-    Of several JAX processes, process 0 takes the lock. If that fails, all of them raise
-    an error.
+    With several JAX processes, process 0 takes the lock. If that fails, all of them
+    raise an error.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder, locked(Path(folder) / "fit.npz"):
@@ -44,7 +44,8 @@ def locked(path: Path) -> Iterator[None]:
             error = failure
     if multihost_utils.broadcast_one_to_all(np.asarray(error is not None)):
         raise error or ValueError(
-            f"checkpoint {path} cannot be opened by process 0, whose error says why"
+            f"checkpoint {path} cannot be opened by process 0; see the error of that "
+            "process"
         )
     try:
         yield
@@ -77,8 +78,8 @@ def _release(path: Path) -> None:
         descriptor = _held.pop(_name(path), None)
         if descriptor is None:
             return
-        # Windows removes no file that is open; elsewhere, a file that is removed after
-        # its lock was released may be locked by another run already.
+        # Windows cannot remove an open file. Elsewhere the file is removed first: once
+        # its lock is released, another run may have locked it already.
         if os.name == "nt":
             os.close(descriptor)
         with suppress(OSError):

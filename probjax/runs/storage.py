@@ -1,10 +1,10 @@
-"""Save and load parameters and results, without pickle.
+"""Saving and loading of parameters and results, without pickle.
 
 A file is a NumPy `.npz` with one array per leaf and a description, in JSON, of the tree
 that holds them: dictionaries, lists, tuples, records and recipes. Classes are written
 by registered name (`probjax.runs.stored_names`), and only classes of probjax and optax
-are restored, so that a file cannot make a program import anything else. A tree that
-holds other classes is loaded with `like`. Files of version 0.1.0 can be loaded, too.
+are restored, so that a file cannot make a program import anything else. To load a tree
+with other classes, pass `like`. Files of version 0.1.0 can be loaded, too.
 """
 
 import copy
@@ -34,7 +34,7 @@ _PARTIAL = ".partial"
 
 
 def save(path: str | os.PathLike, tree: PyTree) -> None:
-    """Write `tree` to `path`; an existing file is replaced only by a complete one.
+    """Write `tree` to `path`. An existing file is replaced only by a complete one.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probjax import ising
@@ -49,7 +49,7 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
     leaves["structure"] = np.array(structure)
     # The file behind a link is replaced, not the link.
     path = Path(os.path.realpath(path))
-    # A name of its own for every call, as several threads may save to one path.
+    # Every call uses another name, because several threads may save to one path.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PARTIAL}")
     try:
         with open(partial, "xb") as file:
@@ -66,7 +66,7 @@ def save(path: str | os.PathLike, tree: PyTree) -> None:
 
 
 def remove_partial_files(path: str | os.PathLike) -> None:
-    """Remove files that a process left when it was killed while it saved to `path`.
+    """Remove files left by processes that were killed while they saved to `path`.
 
     No other thread or process may be saving to `path`.
     """
@@ -80,8 +80,8 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
     """Read a file that `save` wrote.
 
     Args:
-        like: a tree with the expected structure and shapes; required if the file holds
-            records of classes that do not belong to probjax or optax.
+        like: tree with the expected structure and shapes. It is required if the file
+            holds records of classes that do not belong to probjax or optax.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def load(path: str | os.PathLike, *, like: PyTree = None) -> PyTree:
 
 
 def _describe(node: Any, arrays: list[np.ndarray]) -> Any:
-    """`node` in JSON, its arrays appended to `arrays` in the order of the tree."""
+    """Describe `node` in JSON, and append its arrays to `arrays` in order."""
     if node is None or isinstance(node, (bool, int, float, str)):
         return {"value": node}
     if isinstance(node, (np.ndarray, np.generic, jax.Array)):
@@ -149,7 +149,7 @@ def _describe_array(node, arrays):
 
 def _whole(array):
     here = getattr(array, "is_fully_addressable", True)
-    # Not gathered here: that needs all processes, and perhaps only one of them saves.
+    # Gathering requires all processes, but perhaps only one of them saves.
     if not (here or array.is_fully_replicated):
         raise ValueError(
             "cannot save an array that is spread over several processes; try "
@@ -160,7 +160,7 @@ def _whole(array):
 
 
 def _translated(node: Any) -> Any:
-    """Description of a tree by version 0.1.0, in the names of today."""
+    """Translate a description by version 0.1.0 to the names of this version."""
     match node:
         case {"tuple": children}:
             return {"tuple": [_translated(child) for child in children]}
@@ -180,7 +180,7 @@ def _translated(node: Any) -> Any:
 
 
 def _rebuild(node: dict, arrays: list[np.ndarray], like: Any = None) -> Any:
-    """The tree that `node` describes, in the classes of `like` if that is given."""
+    """Rebuild the tree that `node` describes, with the classes of `like` if given."""
     match node:
         case {"value": value}:
             return value
@@ -232,7 +232,7 @@ def _replaced(like: Any, fields: dict) -> Any:
 
 
 def _check_fields(name, fields, kind):
-    """Reject fields that a class does not have; fields it gained have defaults."""
+    """Raise for fields that the class does not have; missing fields have defaults."""
     if unknown := set(fields) - set(field_names(kind) or ()):
         raise ValueError(
             f"it holds a {name} with {', '.join(sorted(unknown))}, which {name} does "
@@ -249,7 +249,7 @@ def _array(array, like):
         fits = array.dtype.kind in "iu" and np.array_equal(array.astype(narrow), array)
         if not fits:
             raise ValueError(
-                f"it holds {array.dtype} numbers: enable jax_enable_x64 to load them"
+                f"it holds {array.dtype} numbers; enable jax_enable_x64 to load them"
             )
     return jax.device_put(array.astype(narrow))
 

@@ -1,11 +1,11 @@
-"""Names of classes in saved files, which do not depend on the source tree.
+"""Names of classes in saved files, independent of the source tree.
 
 Every record and recipe of the library that can occur in a saved tree has a registered
 name. After a class has moved, edit its entry in `NAMES`; a registered name itself never
 changes. Classes that hold functions cannot be saved and have no name.
 
-Files of version 0.1.0 name classes by module instead: `NAMES_OF_0_1_0` translates those
-names, and `FIELDS_OF_0_1_0` the fields that have been renamed since.
+Files of version 0.1.0 refer to classes by module instead. `NAMES_OF_0_1_0` translates
+these names, and `FIELDS_OF_0_1_0` translates fields that have been renamed since.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ NAMES: dict[str, str] = {
     "Hamiltonian.Ends": "probjax.connectivity.trajectories:TrajectoryEnd",
     "hmc.Bounds": "probjax.leapfrog:Bounds",
     "hmc.Jitter": "probjax.samplers.hmc:Jitter",
-    "hmc.Momentum": "probjax.samplers.hmc:Momentum",
+    "hmc.Momentum": "probjax.samplers.momentum:Momentum",
     "hmc.Phase": "probjax.leapfrog:Phase",
     "hmc.State": "probjax.samplers.hmc:HMCState",
     "hopfield.AllStored": "probjax.models.hopfield.rules:AllStored",
@@ -312,19 +312,19 @@ FIELDS_OF_0_1_0: dict[str, dict[str, str | None]] = {
     },
     "annealing.Plan": {"betas": "table"},
 }
-"""Fields of version 0.1.0 that were renamed since, by registered name of their class:
-the new name of a field, or None for one that was removed and can be ignored."""
+"""New names of fields that were renamed since version 0.1.0, by registered name of
+their class; None for a field that was removed and can be ignored."""
 
 _NAMES_BY_LOCATION = {location: name for name, location in NAMES.items()}
 
 
 def location_of(kind: type) -> str:
-    """`module:qualname` of a class."""
+    """Location of a class, `module:qualname`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def name_of(kind: type) -> str:
-    """Name by which a file refers to a record or a recipe.
+    """Name of a record or a recipe in files.
 
     >>> from probjax import ising
     >>> name_of(ising.Params)
@@ -335,14 +335,14 @@ def name_of(kind: type) -> str:
         return location
     if location not in _NAMES_BY_LOCATION:
         raise ValueError(
-            f"tree must hold classes with a registered name, got a {location}; try to "
-            "save its fields instead"
+            f"tree must hold classes with a registered name, got a {location}; save "
+            "its fields instead"
         )
     return _NAMES_BY_LOCATION[location]
 
 
 def class_of(name: str) -> type:
-    """Class that a file refers to; only registered and optax classes are imported.
+    """Class with the given name; only registered and optax classes are imported.
 
     >>> class_of("ising.Params").__name__
     'Params'

@@ -1,4 +1,7 @@
-"""Markov chains that leave a model unchanged. Each sees one state at a time."""
+"""Markov chain Monte Carlo: samplers, and the drivers that run many chains of them.
+
+A sampler moves one state at a time and leaves the distribution of the model invariant.
+"""
 
 from probjax.leapfrog import Bounds, drift_kick_drift, kick_drift_kick
 from probjax.samplers.gibbs import (
@@ -8,16 +11,15 @@ from probjax.samplers.gibbs import (
     every_site,
     random_sites,
 )
-from probjax.samplers.hmc import (
-    HMC,
-    Jitter,
+from probjax.samplers.hmc import HMC, Jitter
+from probjax.samplers.lookahead import LookAheadHMC
+from probjax.samplers.metropolis import Metropolis
+from probjax.samplers.momentum import (
     Momentum,
     reduced_flip,
     slice_flip,
     standard_flip,
 )
-from probjax.samplers.lookahead import LookAheadHMC
-from probjax.samplers.metropolis import Metropolis
 from probjax.samplers.sample import Draws, Means, sample, sample_mean
 from probjax.samplers.tempering import Tempered, swap_rates
 from probjax.samplers.tuning import LENGTHS, MATRIX, tune

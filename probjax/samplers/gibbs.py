@@ -1,10 +1,11 @@
-"""Heat bath: sites redrawn from their conditionals, one by one or colour by colour.
+"""Gibbs sampling: sites are redrawn from their conditional distributions.
 
     p(x_n = a | the other sites) = exp(gap_na) / sum_b exp(gap_nb),
 
-with gap_na = E(x) - E(x with site n set to a), which for bits is a probability
-sigmoid(gap_n) to flip. Sites that do not interact may be redrawn at once: on a lattice
-that is every second one.
+with gap_na = E(x) - E(x with site n set to a). A bit flips with probability
+sigmoid(gap_n). `HeatBath` redraws one site after the other. `ColourGibbs` redraws all
+sites of one colour at once, because they do not interact; on a lattice this is every
+second site.
 
 Reference: Geman and Geman, IEEE PAMI 6, 721 (1984).
 """
@@ -27,14 +28,14 @@ from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, State
 
 
 class GibbsState(NamedTuple):
-    """Where a heat bath is."""
+    """State of a Gibbs chain."""
 
     x: State
-    """The current state."""
+    """Current state."""
 
 
 def every_site(key: PRNGKeyArray, size: int) -> Array:
-    """All sites in their order: sequential scan.
+    """All sites in order (sequential scan).
 
     >>> every_site(jax.random.key(0), 3).tolist()
     [0, 1, 2]
@@ -43,7 +44,7 @@ def every_site(key: PRNGKeyArray, size: int) -> Array:
 
 
 def random_sites(key: PRNGKeyArray, size: int) -> Array:
-    """As many sites as there are, each drawn anew: random scan, which is reversible.
+    """Independent uniform sites, as many as a state has (random scan, reversible).
 
     >>> sites = random_sites(jax.random.key(0), 5)  # for HeatBath(sites=random_sites)
     >>> sites.shape, bool(((sites >= 0) & (sites < 5)).all())
@@ -54,12 +55,12 @@ def random_sites(key: PRNGKeyArray, size: int) -> Array:
 
 @recipe
 class HeatBath(Sampler):
-    """One sweep per step: as many sites as there are, redrawn one after the other.
+    """Gibbs sampler of bits or letters, with one sweep over the sites per step.
 
     Args:
-        num_states: letters of a site; with 2, states are bits.
-        sites: which sites, in which order: `every_site`, `random_sites`, or a function
-            of `(key, size)` whose choice does not depend on the state.
+        num_states: number of letters of a site; with 2, states are bits.
+        sites: sites to redraw in a sweep, in order: `every_site`, `random_sites`, or a
+            function of `(key, size)` that does not depend on the state.
 
     >>> from probjax import ising, sample
     >>> params = ising.from_matrix([[-9.0, 0.0], [0.0, 9.0]])
@@ -100,26 +101,28 @@ class HeatBath(Sampler):
         *,
         held: Bool[Array, " site"] | None = None,
     ) -> tuple[GibbsState, Info]:
-        """One sweep; sites that are `held` keep their letters."""
+        """Redraw one site after the other; sites that are `held` keep their letters."""
         flat, unravel = ravel_pytree(state.x)
-        order_key, chance_key = random.split(key)
+        order_key, uniform_key = random.split(key)
         sites = self.sites(order_key, flat.size)
         conditional = self.conditional(potential)
-        chances = random.uniform(chance_key, sites.shape, flat.dtype)
+        uniforms = random.uniform(uniform_key, sites.shape, flat.dtype)
 
         def redraw(flat, visit):
-            site, chance = visit
-            below = jnp.cumsum(conditional(unravel(flat), site))[:-1]
-            letter = jnp.sum(chance >= below).astype(flat.dtype)
+            site, uniform = visit
+            cumulative = jnp.cumsum(conditional(unravel(flat), site))[:-1]
+            letter = jnp.sum(uniform >= cumulative).astype(flat.dtype)
             if held is not None:
                 letter = jnp.where(held[site], flat[site], letter)
             return flat.at[site].set(letter), None
 
-        flat, _ = jax.lax.scan(redraw, flat, (sites, chances))
+        flat, _ = jax.lax.scan(redraw, flat, (sites, uniforms))
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
     def conditional(self, potential: Potential) -> Callable[[State, Array], Array]:
-        """A function of `(x, site)`: the chances of its letters given the rest."""
+        """Return a function of `(x, site)`: probabilities of the letters of the site,
+        given the other sites.
+        """
         if self.num_states > 2:
             gaps = potential.site_gap(self.num_states)
             return lambda x, site: jax.nn.softmax(gaps(x, site))
@@ -135,10 +138,12 @@ class HeatBath(Sampler):
 
 @recipe
 class ColourGibbs(Sampler):
-    """One sweep per step over bits, those of one colour all at once.
+    """Gibbs sampler of bits that redraws all bits of one colour at once.
 
-    `colours` are masks over the sites, one for each colour; bits of one colour must not
-    interact, as the function `colours` makes them from the edges of a model.
+    Args:
+        colours: masks over the sites, one for each colour. Bits of one colour must not
+            interact; the function `colours` computes such masks from the edges of a
+            model.
 
     >>> from probjax import ising, sample
     >>> edges, bias = ((0, 1), (1, 2)), jnp.array([-9.0, 9.0, -9.0])
@@ -168,11 +173,12 @@ class ColourGibbs(Sampler):
         x = binary(x)
         if is_concrete((self.colours, potential, x)):
             with eager_evaluation():
-                apart = bool(_are_apart(self.colours, potential, x))
-            if not apart:
+                independent = bool(_are_independent(self.colours, potential, x))
+            if not independent:
                 raise ValueError(
-                    "bits of one colour must not interact, but the energy couples "
-                    "some: make colours from the edges of the model, or use HeatBath"
+                    "bits of one colour must not interact, got colours with bits that "
+                    "the energy couples; try colours(edges, size) with the edges of "
+                    "the model, or HeatBath()"
                 )
         return x
 
@@ -183,23 +189,24 @@ class ColourGibbs(Sampler):
         self, key: PRNGKeyArray, potential: Potential, state: GibbsState
     ) -> tuple[GibbsState, Info]:
         flat, unravel = ravel_pytree(state.x)
-        chances = random.uniform(key, self.colours.shape, flat.dtype)
+        uniforms = random.uniform(key, self.colours.shape, flat.dtype)
 
         def redraw(flat, visit):
-            mask, chance = visit
-            turns = chance < jax.nn.sigmoid(potential.flip_gaps(unravel(flat)))
-            return jnp.where((mask > 0) & turns, 1 - flat, flat), None
+            mask, uniform = visit
+            flips = uniform < jax.nn.sigmoid(potential.flip_gaps(unravel(flat)))
+            return jnp.where((mask > 0) & flips, 1 - flat, flat), None
 
-        flat, _ = jax.lax.scan(redraw, flat, (self.colours, chances))
+        flat, _ = jax.lax.scan(redraw, flat, (self.colours, uniforms))
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
 
 @jax.jit
-def _are_apart(colours, potential, x):
-    """Whether flips of half of a colour leave the gaps of the other half alone.
+def _are_independent(colours, potential, x):
+    """Whether bits of one colour do not interact, tested at the first state.
 
-    Tried at the first state for halves that part every pair of sites: those whose
-    number has its k-th digit set.
+    For every binary digit k, the bits of a colour whose index has digit k set are
+    flipped together, and the gaps of the other bits of that colour must not change. Any
+    two sites differ in some digit, so that every pair is tested.
     """
     first = jax.tree.map(lambda rows: rows[0], x)
     flat, unravel = ravel_pytree(first)
@@ -220,22 +227,29 @@ def _are_apart(colours, potential, x):
 def colours(
     edges: Iterable[tuple[int, int]] | None, size: int
 ) -> Float[Array, "colour site"]:
-    """Masks of sites such that no edge joins two of one colour.
+    """Masks of sites such that no edge joins two sites of one colour.
 
-    Greedy: each site takes the first colour that none of its neighbours has. A lattice
-    with even sides comes out as a chessboard.
+    Greedy colouring: each site takes the first colour that no neighbour has.
+    A lattice with even sides becomes a chessboard.
+
+    Args:
+        edges: pairs of sites that interact.
+        size: number of sites.
 
     >>> colours([(0, 1), (1, 2)], 3).tolist()
     [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
     if edges is None:
-        raise ValueError("colours need edges: where all are coupled, use HeatBath")
-    near: list[list[int]] = [[] for _ in range(size)]
+        raise ValueError(
+            "colours must have the edges of a model, got None; if all sites are "
+            "coupled, try HeatBath()"
+        )
+    neighbours: list[list[int]] = [[] for _ in range(size)]
     for i, j in edges:
-        near[i].append(j)
-        near[j].append(i)
+        neighbours[i].append(j)
+        neighbours[j].append(i)
     chosen = np.full(size, -1)
     for site in range(size):
-        taken = set(chosen[near[site]])
+        taken = set(chosen[neighbours[site]])
         chosen[site] = next(c for c in range(size) if c not in taken)
     return jnp.asarray(chosen[None] == np.arange(chosen.max() + 1)[:, None], float)

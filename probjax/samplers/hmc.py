@@ -1,31 +1,20 @@
-"""Hamiltonian Monte Carlo with momentum that persists.
+"""Hamiltonian Monte Carlo with a momentum that persists.
 
-A step refreshes the momentum in part, leaps L along the dynamics, and accepts where it
-led or does not; then the momentum may have to be negated (F), so that p stays fixed:
+A step refreshes the momentum v in part, follows the dynamics for a *leap* of several
+leapfrog steps, and accepts or rejects the state at its end:
 
-    v <- sqrt(c) v + sqrt(1 - c) r,    c = kept^(time of the path),  r ~ N(0, I)
-    (x, v) -> L(x, v)   with probability P_leap = min(1, p(L(x, v)) / p(x, v))
-           -> F(x, v)   with probability P_flip
-           -> (x, v)    otherwise.
+    (x, v) -> L(x, v)   with probability min(1, p(L(x, v)) / p(x, v)),
 
-Flips send a chain back to where it came from. The standard P_flip = 1 - P_leap is more
-than is needed; the least is
-
-    P_flip = max(0, min(1, p(LF(x, v)) / p(x, v)) - P_leap),
-
-which asks for one more leap, backwards, where the first was not accepted. `slice_flip`
-leaves P_flip as it is, and makes rejections rarer for long stretches instead.
+where p(x, v) is proportional to exp(-E(x) - v'v / 2). After a rejection the momentum is
+usually negated; see `probjax.samplers.momentum` for the rules.
 
 Reference: thesis, chapter "Hamiltonian Monte Carlo"; Horowitz, Phys. Lett. B 268, 247
-(1991); Neal, "Non-reversibly updating a uniform [0,1] value for Metropolis
-accept/reject decisions", arXiv:2001.11950 (2020).
+(1991).
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import KW_ONLY, field
-from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +25,7 @@ from probjax import random
 from probjax.checks import check_count, eager_evaluation, holds, is_concrete, is_finite
 from probjax.devices import on_host
 from probjax.interfaces import Sampler
-from probjax.lanes import if_any, lazily
+from probjax.lanes import lazily
 from probjax.leapfrog import (
     DIVERGENT,
     Bounds,
@@ -51,143 +40,37 @@ from probjax.leapfrog import (
 )
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
+from probjax.samplers.momentum import Flip, Momentum, standard_flip
 from probjax.states import num_sites
 from probjax.trees import floating
 from probjax.types import Array, Domain, Float, Info, PRNGKeyArray, Scalar, State
 
-SLICE_DRIFT = 0.05
-
 
 class HMCState(NamedTuple):
-    """Where a chain is."""
+    """State of an HMC chain."""
 
     phase: Phase
-    """The state, its momentum, and the energies and gradients there."""
+    """State and momentum, with the energies and gradients at the state."""
     slice: Scalar
-    """A number from -1 to 1 that persists, for `slice_flip`."""
+    """Persistent number from -1 to 1, which `slice_flip` uses."""
     age: Array
-    """Steps taken."""
+    """Number of steps taken."""
 
     @property
     def x(self) -> State:
-        """The current state."""
+        """Current state."""
         return self.phase.x
-
-
-class Choice(NamedTuple):
-    """Where a step ends: at the leap, with its momentum negated, or where it was."""
-
-    leap: Array
-    flip: Array
-    slice: Scalar
-    looked: Array | bool = False
-    """Whether the leap back was evaluated."""
-
-
-Flip = Callable[[Scalar, Scalar, Scalar, Callable[[Array], Scalar]], Choice]
-"""`flip(chance, slice, log_ratio, backward)`: chance is uniform from 0 to 1, log_ratio
-is log p(L(x, v)) / p(x, v), and `backward(needed)` log p(LF(x, v)) / p(x, v), evaluated
-where it is needed."""
-
-
-def standard_flip(
-    chance: Scalar,
-    slice_: Scalar,
-    log_ratio: Scalar,
-    backward: Callable[[Array], Scalar],
-) -> Choice:
-    """Negate the momentum whenever the leap is not accepted.
-
-    >>> choice = standard_flip(0.7, 0.0, jnp.log(0.5), backward=None)
-    >>> bool(choice.leap), bool(choice.flip)
-    (False, True)
-    """
-    leap = chance < jnp.exp(jnp.minimum(log_ratio, 0))
-    return Choice(leap, ~leap, slice_)
-
-
-def reduced_flip(
-    chance: Scalar,
-    slice_: Scalar,
-    log_ratio: Scalar,
-    backward: Callable[[Array], Scalar],
-) -> Choice:
-    """Negate the momentum only as often as must be.
-
-    One uniform number decides both.
-
-    >>> def backward(needed):
-    ...     return jnp.log(0.6)
-    >>> choice = reduced_flip(0.7, 0.0, jnp.log(0.5), backward)
-    >>> bool(choice.leap), bool(choice.flip)
-    (False, False)
-    """
-    there = jnp.exp(jnp.minimum(log_ratio, 0))
-    leap = chance < there
-    back = jnp.exp(jnp.minimum(backward(~leap), 0))
-    flip = ~leap & (chance < jnp.maximum(back, there))
-    return Choice(leap, flip, slice_, looked=~leap)
-
-
-def slice_flip(
-    chance: Scalar,
-    slice_: Scalar,
-    log_ratio: Scalar,
-    backward: Callable[[Array], Scalar],
-) -> Choice:
-    """Accept by a uniform number that persists, and drifts a little in every step.
-
-    Acceptances and rejections then come in runs, and momentum lives longer.
-
-    >>> choice = slice_flip(0.7, 0.1, jnp.log(0.5), backward=None)
-    >>> bool(choice.leap), round(float(choice.slice), 2)  # 0.1 + 0.07, of a half
-    (True, 0.34)
-    """
-    moved = (slice_ + 2 * SLICE_DRIFT * chance + 1) % 2 - 1
-    leap = jnp.abs(moved) < jnp.exp(jnp.minimum(log_ratio, 0))
-    # It is uniform below p: where p is larger it is a smaller share of it.
-    kept = jnp.where(leap, moved * jnp.exp(-jnp.where(leap, log_ratio, 0)), moved)
-    return Choice(leap, ~leap, kept)
-
-
-@recipe
-class Momentum:
-    """How momentum is refreshed.
-
-    Args:
-        kept: the share of its variance that is kept per unit of simulated time; with 0
-            it is drawn anew.
-        every: steps between refreshes, which then count for all of them.
-
-    With all of it kept, a chain stays on one path, and at one energy:
-
-    >>> from probjax import Gaussian, sample
-    >>> target, x = Gaussian(1, scale=2.0), jnp.zeros((100, 1))
-    >>> sampler = HMC(0.1, num_steps=3, momentum=Momentum(1.0))
-    >>> args = jax.random.key(0), Gaussian.energy, target, x
-    >>> energies = sample(*args, sampler=sampler, num_draws=100).info.energy
-    >>> bool((jnp.ptp(energies, axis=1) < 0.01 * energies.mean(1)).all())
-    True
-    """
-
-    kept: float = 0.5
-    every: int = static(default=1)
-
-    def __post_init__(self):
-        check_count("every", self.every)
-        if is_concrete(self.kept) and not 0 <= self.kept <= 1:
-            raise ValueError(f"kept must be from 0 to 1, got {self.kept}")
 
 
 @recipe
 class Jitter:
-    """Random lengths of steps and paths, which break resonances.
+    """Random lengths of steps and leaps, which avoid resonances.
 
     Args:
-        step_size: steps are longer or shorter by up to this share.
-        num_steps: paths are shorter by up to so many steps.
+        step_size: largest relative change of the step size, up or down.
+        num_steps: largest number of steps by which a leap is shortened.
 
-    Six of these steps lead round to where they began, fewer do not:
+    In this example six steps return to where they began, but fewer do not:
 
     >>> from probjax import Gaussian, sample
     >>> sampler = HMC(1.0, num_steps=6, jitter=Jitter(num_steps=3))
@@ -202,22 +85,25 @@ class Jitter:
     def __post_init__(self):
         check_count("num_steps", self.num_steps, least=0)
         if is_concrete(self.step_size) and not 0 <= self.step_size < 1:
-            raise ValueError(f"step_size must be below 1, got {self.step_size}")
+            raise ValueError(
+                f"step_size must be at least 0 and below 1, got {self.step_size}"
+            )
 
 
 @recipe
 class HMC(Sampler):
-    """Leaps of `num_steps` leapfrog steps of length `step_size`.
+    """Hamiltonian Monte Carlo for continuous states; each step tries one leap.
 
     Args:
-        step_size: in units of the metric.
-        num_steps: leapfrog steps of a leap, one evaluation of the gradient each.
-        momentum: how much of it persists from leap to leap.
-        flip: when it is negated: `standard_flip`, `reduced_flip` or `slice_flip`.
-        metric: what a unit of momentum moves x by: lengths, or a matrix; see
-            `leapfrog`.
-        bounds: where x is confined. Not with a matrix.
-        jitter: of the leap's length, if any.
+        step_size: length of a leapfrog step, in units of the metric.
+        num_steps: number of leapfrog steps in a leap; each costs one gradient.
+        momentum: refreshment of the momentum before each leap.
+        flip: rule that accepts a leap or negates the momentum: `standard_flip`,
+            `reduced_flip` or `slice_flip`.
+        metric: displacement of x for a unit of momentum: lengths of shape () or (n,),
+            or a matrix of shape (n, n); see `leapfrog`. None for the identity.
+        bounds: interval of each coordinate of x. It cannot be combined with a matrix.
+        jitter: random changes of the length of leaps; None for a fixed length.
         integrator: `kick_drift_kick` or `drift_kick_drift`.
 
     >>> from probjax import Gaussian, sample
@@ -246,18 +132,18 @@ class HMC(Sampler):
         _check_kind("jitter", self.jitter, Jitter | None)
         if not callable(self.flip):
             raise ValueError(
-                f"flip must be a function, as reduced_flip, got {self.flip!r}"
+                f"flip must be a function, got {self.flip!r}; try reduced_flip"
             )
         if self.jitter is not None and self.jitter.num_steps >= self.num_steps:
             raise ValueError(
-                f"jitter.num_steps must be below the {self.num_steps} steps of a path, "
+                f"jitter.num_steps must be below the {self.num_steps} steps of a leap, "
                 f"got {self.jitter.num_steps}"
             )
         dense = self.metric is not None and np.ndim(self.metric) == 2
         if self.bounds is not None and dense:
             raise ValueError(
-                "bounds need a metric of lengths: in a rotated one the coordinates of "
-                "x do not reflect on their own"
+                "bounds require a metric of lengths, got a matrix, with which the "
+                "coordinates of x cannot be reflected one by one"
             )
 
     @property
@@ -266,7 +152,11 @@ class HMC(Sampler):
 
     @property
     def target_acceptance(self) -> float:
-        """0.9 for single steps, which turn back if they are rejected; else 0.8."""
+        """Acceptance to adapt to: 0.9 for leaps of a single step, otherwise 0.8.
+
+        With single steps the momentum has to persist over many leaps, and rejections
+        negate it.
+        """
         return 0.9 if self.num_steps == 1 else 0.8
 
     @property
@@ -284,8 +174,9 @@ class HMC(Sampler):
         for leaf in jax.tree.leaves(x):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 raise ValueError(
-                    f"HMC moves continuous states, got x of {jnp.result_type(leaf)}: "
-                    "give floating ones, or for bits use HeatBath"
+                    "HMC requires continuous states, got x of "
+                    f"{jnp.result_type(leaf)}; try floating numbers, or HeatBath for "
+                    "bits"
                 )
         x = _in_one_precision(potential, jax.tree.map(floating, x))
         check_metric(self.metric, num_sites(x))
@@ -297,7 +188,7 @@ class HMC(Sampler):
         return x
 
     def _check_starts(self, potential, x):
-        energies, gradients = _starts(potential, x)
+        energies, gradients = _energies_and_gradients(potential, x)
         if not holds(is_finite, energies):
             energies = on_host(energies)
             worst = int(np.argmax(~np.isfinite(energies)))
@@ -306,16 +197,19 @@ class HMC(Sampler):
                 f"chain {worst}"
             )
         if not holds(is_finite, gradients):
-            raise ValueError("chains must start where the energy has a finite gradient")
+            raise ValueError(
+                "chains must start where the energy has a finite gradient, got NaN or "
+                "infinity"
+            )
         if self.bounds is None:
             return
         rows, inside = _within(self.bounds, x)
         if not inside.all():
             rows = on_host(rows)
-            chain, place = np.argwhere(~on_host(inside))[0]
+            chain, site = np.argwhere(~on_host(inside))[0]
             raise ValueError(
-                f"chains must start within the bounds, got {rows[chain, place]} at "
-                f"coordinate {place} of chain {chain}"
+                f"chains must start within the bounds, got {rows[chain, site]} at "
+                f"coordinate {site} of chain {chain}"
             )
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> HMCState:
@@ -329,72 +223,64 @@ class HMC(Sampler):
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
     ) -> tuple[HMCState, Info]:
         before, leap, chance = self.begin(key, state)
-        kind = before.v.dtype
+        dtype = before.v.dtype
         after = leap(potential, before)
         log_ratio = _log_ratio(potential, before, after)
 
         def backward(needed):
-            return lazily(_log_ratio_back, needed, leap, potential, before)
+            return lazily(_backward_log_ratio, needed, leap, potential, before)
 
         choice = self.flip(chance, state.slice, log_ratio, backward)
         turned = before._replace(v=jnp.where(choice.flip, -before.v, before.v))
         phase = select(choice.leap, after, turned)
         info = Info(
-            accept=choice.leap.astype(kind),
+            accept=choice.leap.astype(dtype),
             chance=jnp.exp(jnp.minimum(log_ratio, 0)),
-            flip=choice.flip.astype(kind),
-            diverged=(log_ratio < -DIVERGENT).astype(kind),
+            flip=choice.flip.astype(dtype),
+            diverged=(log_ratio < -DIVERGENT).astype(dtype),
             energy=hamiltonian(potential, phase),
-            evaluations=1 + jnp.asarray(choice.looked, kind),
+            evaluations=1 + jnp.asarray(choice.looked, dtype),
         )
         return HMCState(phase, choice.slice, state.age + 1), info
 
     def begin(self, key: PRNGKeyArray, state: HMCState) -> tuple[Phase, "Leap", Scalar]:
-        """The phase with momentum refreshed, the leap to take, and a uniform number."""
-        kind = state.phase.v.dtype
-        time = self.num_steps * jnp.asarray(self.step_size, kind)
-        before = self._refreshed(key, state, time)
-        chance = random.uniform(key, (), kind, stream=1)
-        return before, self._leap(key, kind), chance
+        """Draw the random part of a step.
 
-    def _refreshed(self, key, state, time):
-        v, every = state.phase.v, self.momentum.every
-        kept = jnp.asarray(self.momentum.kept, v.dtype) ** (every * time)
-        noise = partial(random.normal, shape=v.shape, dtype=v.dtype)
+        Returns the phase with its momentum refreshed, the leap to try, and a uniform
+        number from 0 to 1 that decides about its acceptance.
+        """
+        phase, dtype = state.phase, state.phase.v.dtype
+        time = self.num_steps * jnp.asarray(self.step_size, dtype)
+        v = self.momentum.refresh(key, phase.v, time, state.age)
+        chance = random.uniform(key, (), dtype, stream=1)
+        return phase._replace(v=v), self.draw_leap(key, dtype), chance
 
-        def mixed(fresh):
-            return jnp.sqrt(kept) * v + jnp.sqrt(1 - kept) * fresh
-
-        if every == 1:
-            return state.phase._replace(v=mixed(noise(key)))
-        due = state.age % every == 0
-        # Chains that began together draw together, and nothing in between.
-        fresh = if_any(noise, due, key)
-        return state.phase._replace(v=jnp.where(due, mixed(fresh), v))
-
-    def _leap(self, key, kind):
-        step_size = jnp.asarray(self.step_size, kind)
-        shorter, share = None, 0.0
+    def draw_leap(self, key: PRNGKeyArray, dtype: Any) -> "Leap":
+        """Return the leap of one step, of a random length if there is `jitter`."""
+        step_size = jnp.asarray(self.step_size, dtype)
+        shorter, change = None, 0.0
         if self.jitter is not None:
-            sides = 2 * random.uniform(key, (), kind, stream=2) - 1
-            share = self.jitter.step_size * sides
+            side = 2 * random.uniform(key, (), dtype, stream=2) - 1
+            change = self.jitter.step_size * side
         if self.jitter is not None and self.jitter.num_steps:
             most = self.jitter.num_steps
-            share_of_steps = random.uniform(key, (), kind, stream=3)
-            shorter = jnp.floor(share_of_steps * (most + 1)).astype(int)
-        metric = None if self.metric is None else jnp.asarray(self.metric, kind)
+            fraction = random.uniform(key, (), dtype, stream=3)
+            shorter = jnp.floor(fraction * (most + 1)).astype(int)
+        metric = None if self.metric is None else jnp.asarray(self.metric, dtype)
         space = Geometry(metric, self.bounds)
-        size = step_size * (1 + share)
+        size = step_size * (1 + change)
         return Leap(space, size, shorter, self.num_steps, self.integrator)
 
 
 @recipe
 class Leap:
-    """The map L of one step."""
+    """Map L of one step: leapfrog steps of one size."""
 
     space: Geometry
+    """Metric and bounds."""
     step_size: Scalar
     shorter: Array | None
+    """Number of steps by which the leap is shorter than `num_steps`; None for 0."""
     num_steps: int = static()
     integrator: Integrator = static()
 
@@ -406,7 +292,7 @@ class Leap:
 
 
 def select(flag: Array, first: Phase, second: Phase) -> Phase:
-    """`first` where `flag` is true, else `second`."""
+    """Return `first` if `flag` is true, otherwise `second`."""
     return jax.tree.map(lambda *leaves: jnp.where(flag, *leaves), first, second)
 
 
@@ -416,26 +302,28 @@ def _check_kind(name, value, kind):
 
 
 def _in_one_precision(potential, x):
-    """`x` in the widest of its own floats and the parameters', as its energies are."""
-    kind = jnp.result_type(potential.weights, *jax.tree.leaves(x))
-    return jax.tree.map(lambda leaf: leaf.astype(kind), x)
+    """Return `x` in the wider of its own dtype and the energy's."""
+    dtype = jnp.result_type(potential.weights, *jax.tree.leaves(x))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), x)
 
 
 def _log_ratio(potential, before, after):
-    there = hamiltonian(potential, after)
-    fall = hamiltonian(potential, before) - there
-    # What has no finite energy is no place to go, however it came about.
-    return jnp.where(jnp.isfinite(there) & ~jnp.isnan(fall), fall, -jnp.inf)
+    """Compute log p(after) - log p(before); -inf if the energy is not finite."""
+    energy = hamiltonian(potential, after)
+    decrease = hamiltonian(potential, before) - energy
+    # An energy of -inf is rejected, too: a chain could never leave that state.
+    allowed = jnp.isfinite(energy) & ~jnp.isnan(decrease)
+    return jnp.where(allowed, decrease, -jnp.inf)
 
 
-def _log_ratio_back(leap, potential, phase):
+def _backward_log_ratio(leap, potential, phase):
     turned = phase._replace(v=-phase.v)
     return _log_ratio(potential, turned, leap(potential, turned))
 
 
 @jax.jit
 def _within(bounds, x):
-    """All coordinates of each state, and whether they are between the bounds."""
+    """Return the coordinates of each state, and whether they are within the bounds."""
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     lower, upper = (
         jnp.broadcast_to(jnp.asarray(bound, rows.dtype), rows.shape[1:])[None]
@@ -445,5 +333,5 @@ def _within(bounds, x):
 
 
 @jax.jit
-def _starts(potential, x):
+def _energies_and_gradients(potential, x):
     return jax.vmap(jax.value_and_grad(potential))(x)

@@ -1,11 +1,11 @@
-"""Metropolis: go to a neighbour, or stay.
+"""Metropolis-Hastings sampling with proposals from a connectivity.
 
-A neighbour x' is drawn in proportion to its weight in a connectivity and accepted with
-probability
+A neighbour x' is drawn in proportion to its weight in the connectivity and accepted
+with probability
 
     min(1, exp(gap) W(x) / W(x')),    gap = E(x) - E(x') + log g(x|x') - log g(x'|x),
 
-W being the weight of all neighbours of a state.
+where W(x) is the total weight of the neighbours of x.
 
 Reference: Metropolis et al., J. Chem. Phys. 21, 1087 (1953); Hastings, Biometrika 57,
 97 (1970).
@@ -33,20 +33,23 @@ from probjax.types import (
 
 
 class MetropolisState(NamedTuple):
-    """Where a Metropolis chain is."""
+    """State of a Metropolis chain."""
 
     x: State
-    """The current state."""
+    """Current state."""
     terms: Float[Array, " term"]
-    """The energies there, unweighted."""
+    """Unweighted energies at `x`."""
 
 
 @recipe
 class Metropolis(Sampler):
-    """`num_moves` proposals per step to neighbours in `connectivity`.
+    """Metropolis-Hastings sampler.
 
-    A connectivity that draws its neighbours, as `RandomFlips(1)`, costs one energy per
-    proposal; one that lists them, as `BitFlips()`, also the list.
+    Args:
+        connectivity: rule that proposes neighbours. One that draws few neighbours, such
+            as `RandomFlips(1)`, costs one energy per proposal. One that lists all of
+            them, such as `BitFlips()`, also has to create the list.
+        num_moves: number of proposals in a step.
 
     >>> from probjax import sample
     >>> from probjax.connectivity import BitFlips
@@ -95,10 +98,10 @@ class Metropolis(Sampler):
             terms = potential.terms(x)
             gap = potential.combine(state.terms - terms)
             log_odds = gap + self.log_ratio(near, x, moves, choice)
-            # A comparison with NaN is false: an energy that is none is rejected.
+            # Comparisons with NaN are false, so that a NaN energy is rejected.
             accept = jnp.log(jax.random.uniform(accept_key, (), gap.dtype)) < log_odds
-            there = MetropolisState(x, terms)
-            state = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, state)
+            proposal = MetropolisState(x, terms)
+            state = jax.tree.map(lambda a, b: jnp.where(accept, a, b), proposal, state)
             return state, accept.astype(gap.dtype)
 
         state, accepts = jax.lax.scan(
@@ -109,6 +112,12 @@ class Metropolis(Sampler):
     def log_ratio(
         self, near: Neighbours, x_new: State, moves: State, choice: Array
     ) -> Scalar:
-        """Log of how much likelier the way back is to be proposed."""
-        back = self.connectivity.states(x_new, moves).weight.sum()
-        return near.log_ratio[choice] + jnp.log(near.weight.sum()) - jnp.log(back)
+        """Log ratio of the proposal probabilities, reverse over forward.
+
+        Args:
+            near: neighbours of the current state.
+            x_new: the neighbour that was chosen.
+            choice: index of `x_new` in `near`.
+        """
+        reverse = self.connectivity.states(x_new, moves).weight.sum()
+        return near.log_ratio[choice] + jnp.log(near.weight.sum()) - jnp.log(reverse)

@@ -1,7 +1,8 @@
-"""Observers: what is remembered of chains while they run.
+"""Observers of chains: `Store` keeps every draw, `Average` a running mean and variance.
 
-An observer sees all chains, step after step. `Store` remembers every draw, `Average`
-the running mean and variance of a statistic.
+The loop over steps calls an observer after every step of all chains
+(`probjax.samplers.chain_loop`). The observer returns a new accumulator: an array of
+draws, or moments of a statistic.
 """
 
 from abc import ABC, abstractmethod
@@ -18,54 +19,61 @@ from probjax.types import Array, Info, PyTree, State
 
 
 class Observer(ABC):
-    """What is remembered of chains, whose states have leaves `(chain, ...)`."""
+    """Rule that accumulates results of chains, whose states are `(chain, ...)`."""
 
     @abstractmethod
     def start(self, x: State, info: Info) -> Any:
-        """Return an empty memory for draws and reports like `x` and `info`."""
+        """Return an empty accumulator for states and infos shaped like `x`, `info`."""
 
     @abstractmethod
     def add(
-        self, memory: Any, number: Array, x: State, info: Info, is_draw: Array
+        self, accumulator: Any, index: Array, x: State, info: Info, is_draw: Array
     ) -> Any:
-        """Return the memory after a step on the way to draw `number`, counted from 0.
+        """Return the accumulator after a step.
 
-        It is called for every step, and `is_draw` is true where `x` is the draw.
+        It is called for every step, not only for those that end with a draw.
+
+        Args:
+            index: index of the next draw, counted from 0.
+            x: states after the step.
+            info: mean infos of the steps since the previous draw.
+            is_draw: whether `x` is the draw.
         """
 
 
 class Stored(NamedTuple):
-    """Draws of all chains, with zeros where none has been made yet.
+    """Draws of all chains, with zeros for draws that have not been made yet.
 
-    Draws come first, so that each is written to one stretch of memory.
+    The axis of draws is the first, so that each draw is contiguous in memory.
     """
 
     x: State
     """States, leaves `(draw, chain, ...)`."""
     info: Info
-    """Mean reports of the steps between draws, leaves `(draw, chain)`."""
+    """Mean infos of the steps between draws, leaves `(draw, chain)`."""
 
 
 @recipe
 class Store(Observer):
-    """Remember up to `room` draws."""
+    """Store up to `capacity` draws."""
 
-    room: int = static()
+    capacity: int = static()
 
     def start(self, x: State, info: Info) -> Stored:
         def blank(leaf):
-            return jnp.zeros((self.room, *leaf.shape), leaf.dtype)
+            return jnp.zeros((self.capacity, *leaf.shape), leaf.dtype)
 
         return shard_rows(jax.tree.map(blank, Stored(x, info)), axis=1)
 
     def add(
-        self, memory: Stored, number: Array, x: State, info: Info, is_draw: Array
+        self, accumulator: Stored, index: Array, x: State, info: Info, is_draw: Array
     ) -> Stored:
-        # Written in every step, until the draw itself stays: a condition would copy it.
+        # Every step is written to the place of the next draw, and the draw itself comes
+        # last: a condition would copy the array.
         def put(leaf, new):
-            return jax.lax.dynamic_update_index_in_dim(leaf, new, number, axis=0)
+            return jax.lax.dynamic_update_index_in_dim(leaf, new, index, axis=0)
 
-        return jax.tree.map(put, memory, Stored(x, info))
+        return jax.tree.map(put, accumulator, Stored(x, info))
 
 
 class Averaged(NamedTuple):
@@ -74,34 +82,37 @@ class Averaged(NamedTuple):
     mean: PyTree
     """Mean of the statistic."""
     squares: PyTree
-    """Sum of the squared differences from the mean."""
+    """Sum of squared deviations from the mean."""
     info: Info
-    """Mean report of the steps."""
+    """Mean info of the steps."""
 
 
 @recipe
 class Average(Observer):
-    """Remember the mean and the variance of `statistic(x)`."""
+    """Accumulate the mean and the variance of `statistic(x)`."""
 
     statistic: Callable[[State], PyTree] = static()
 
     def start(self, x: State, info: Info) -> Averaged:
         values = jax.eval_shape(self._values, x)
-        nothing = Averaged(values, values, info)
-        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+        shapes = Averaged(values, values, info)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return shard_rows(blank)
 
     def add(
-        self, memory: Averaged, number: Array, x: State, info: Info, is_draw: Array
+        self, accumulator: Averaged, index: Array, x: State, info: Info, is_draw: Array
     ) -> Averaged:
         return jax.lax.cond(
-            is_draw, lambda: self._with(memory, number, x, info), lambda: memory
+            is_draw,
+            lambda: self._updated(accumulator, index, x, info),
+            lambda: accumulator,
         )
 
-    def _with(self, memory, number, x, info):
-        mean, squares, mean_info = memory
-        values, count = self._values(x), number + 1
-        # Welford: sums of squares of what is far from zero would lose its digits.
+    def _updated(self, accumulator, index, x, info):
+        mean, squares, mean_info = accumulator
+        values, count = self._values(x), index + 1
+        # Welford's update: a sum of plain squares would lose digits if the values are
+        # far from zero.
         change = jax.tree.map(jnp.subtract, values, mean)
         mean = jax.tree.map(lambda m, c: m + c / count, mean, change)
         squares = jax.tree.map(

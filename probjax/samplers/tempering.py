@@ -1,18 +1,19 @@
-"""Parallel tempering: replicas at falling inverse temperatures, which trade places.
+"""Parallel tempering: replicas at decreasing inverse temperatures that swap states.
 
 A ladder of replicas samples the product of
 
     p_k(x) ~ exp(-beta_k U(x)),    1 = beta_0 > beta_1 > ... > 0.
 
-The flatter rungs cross barriers that the first does not. After each has taken a step of
-its own, states of neighbouring rungs i and j are exchanged with probability
+Replicas at small beta cross barriers that the first replica cannot cross. After each
+replica has taken a step, the states of neighbouring rungs i and j are swapped with
+probability
 
     min(1, exp((beta_i - beta_j) (U(x_i) - U(x_j)))),
 
-which leaves the product unchanged. Even steps try the pairs (0, 1), (2, 3), ..., odd
-ones (1, 2), (3, 4), ...: a state that has moved up is next tried further up, so it
-crosses the ladder in a time of the order of its length, and not of the square. The
-ladder is good if all `swap_rates` are alike and none is small.
+which leaves the product invariant. Even steps try the pairs (0, 1), (2, 3), ..., odd
+steps the pairs (1, 2), (3, 4), .... With this alternation a state crosses the ladder in
+a number of steps proportional to its length, not to the square of its length. A ladder
+is good if all `swap_rates` are similar and none is small.
 
 Reference: Hukushima and Nemoto, J. Phys. Soc. Jpn. 65, 1604 (1996); Syed et al., JRSS B
 84, 321 (2022), for the alternation.
@@ -34,25 +35,26 @@ from probjax.types import Array, Float, Info, PRNGKeyArray, State
 
 
 class TemperedState(NamedTuple):
-    """Where the replicas are."""
+    """State of a tempered chain."""
 
     x: State
-    """The state at beta 1, that of the first replica."""
+    """State of the first replica, at beta = 1."""
     replicas: Any
-    """The states of the sampler within, leaves `(rung, ...)`."""
+    """States of the sampler that moves each replica, leaves `(rung, ...)`."""
     odd: Bool[Array, ""]
-    """Whether the next step tries the pairs (1, 2), (3, 4), ... and not the others."""
+    """Whether the next step tries the pairs (1, 2), (3, 4), ... instead of (0, 1),
+    (2, 3), ...."""
 
 
 @recipe
 class Tempered(ForwardingSampler):
-    """A step of `sampler` on every rung of the ladder `betas`, and swaps between them.
+    """Parallel tempering: `sampler` on every rung of the ladder `betas`, with swaps.
 
     Args:
-        sampler: any, whose states keep nothing that depends on weights.
-        betas: inverse temperatures, falling from 1, as `0.7 ** jnp.arange(6)`.
+        sampler: any sampler whose states do not depend on the weights of the potential.
+        betas: inverse temperatures, decreasing from 1, such as `0.7 ** jnp.arange(6)`.
 
-    A heat bath by itself would never leave its start:
+    In this example `HeatBath()` alone would never leave its starting state:
 
     >>> from probjax import HeatBath, ising, sample
     >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
@@ -67,12 +69,12 @@ class Tempered(ForwardingSampler):
 
     @property
     def resumable(self) -> bool:
-        """False: the replicas at other temperatures cannot be drawn again."""
+        """False, because the replicas at other temperatures cannot be drawn again."""
         return False
 
     @property
     def target_acceptance(self) -> None:
-        """None: one step size cannot suit all temperatures."""
+        """None, because one step size cannot suit all temperatures."""
         return None
 
     def cached_terms(self, state: TemperedState) -> None:
@@ -86,7 +88,7 @@ class Tempered(ForwardingSampler):
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> TemperedState:
         def start(key, beta):
-            return self.sampler.init(key, _at(beta, potential), x)
+            return self.sampler.init(key, _scaled(beta, potential), x)
 
         betas = self._ladder(potential)
         replicas = jax.vmap(start)(jax.random.split(key, len(betas)), betas)
@@ -96,7 +98,7 @@ class Tempered(ForwardingSampler):
         self, key: PRNGKeyArray, potential: Potential, state: TemperedState
     ) -> tuple[TemperedState, Info]:
         def move(key, beta, replica):
-            return self.sampler.step(key, _at(beta, potential), replica)
+            return self.sampler.step(key, _scaled(beta, potential), replica)
 
         betas = self._ladder(potential)
         move_key, swap_key = jax.random.split(key)
@@ -106,7 +108,7 @@ class Tempered(ForwardingSampler):
         chances = swap_chances(betas, jax.vmap(potential)(replicas.x))
         chances = jnp.where(tried, chances, 0)
         swaps = jax.random.uniform(swap_key, chances.shape, chances.dtype) < chances
-        order = swapped(swaps)
+        order = swapped_rungs(swaps)
         replicas = jax.tree.map(lambda leaf: leaf[order], replicas)
         x = jax.tree.map(lambda leaf: leaf[0], replicas.x)
         info = Info(infos.accept[0], swap=chances, tried=tried.astype(chances.dtype))
@@ -119,19 +121,21 @@ class Tempered(ForwardingSampler):
 def swap_chances(
     betas: Float[Array, " rung"], energies: Float[Array, " rung"]
 ) -> Float[Array, " pair"]:
-    """min(1, exp((beta_i - beta_j) (U_i - U_j))) for every rung i and the next, j."""
+    """Swap probability min(1, exp((beta_i - beta_j) (U_i - U_j))) with j = i + 1."""
     return jnp.exp(jnp.minimum(jnp.diff(betas) * jnp.diff(energies), 0))
 
 
 def tried_pairs(num_rungs: int, odd: Bool[Array, ""]) -> Bool[Array, " pair"]:
-    """Which of the pairs (0, 1), (1, 2), ... an odd or an even step tries to swap."""
+    """Whether an odd or an even step tries each of the pairs (0, 1), (1, 2), ...."""
     return jnp.arange(num_rungs - 1) % 2 == odd
 
 
-def swapped(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:
-    """The rung from which each gets its state. Pairs that swap have no rung in common.
+def swapped_rungs(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:
+    """Index of the rung from which each rung receives its state.
 
-    >>> swapped(jnp.array([True, False, False, True])).tolist()
+    Pairs that swap must not have a rung in common.
+
+    >>> swapped_rungs(jnp.array([True, False, False, True])).tolist()
     [1, 0, 2, 4, 3]
     """
     swaps = swaps.astype(jnp.int32)
@@ -139,29 +143,36 @@ def swapped(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:
 
 
 def swap_rates(info: Info) -> Float[Array, " pair"]:
-    """The mean probability of a swap, over all steps that tried it, of every pair.
+    """Mean swap probability of every pair, over the steps in which it was tried.
+
+    A pair that was never tried has a rate of NaN.
 
     Args:
-        info: of one step, or of a run with leading axes of chains and draws. A pair
-            that was never tried has no rate: NaN.
+        info: `Info` of one step, or of a run with leading axes of chains and draws.
 
-    >>> swap, tried = jnp.array([[0.5, 0.0], [0.0, 0.25]]), jnp.eye(2)  # of two steps
+    >>> swap, tried = jnp.array([[0.5, 0.0], [0.0, 0.25]]), jnp.eye(2)  # two steps
     >>> swap_rates(Info(jnp.ones(2), swap=swap, tried=tried)).tolist()
     [0.5, 0.25]
     """
     if info.swap is None or info.tried is None:
-        raise ValueError("info must be that of Tempered, got one without swaps")
+        raise ValueError(
+            "info must come from the sampler Tempered, got one without swaps"
+        )
     axes = tuple(range(info.swap.ndim - 1))
     return info.swap.sum(axes) / info.tried.sum(axes)
 
 
-def _at(beta, potential):
+def _scaled(beta, potential):
+    """Return `potential` times `beta`."""
     weights = beta * potential.weights
     return Potential(potential.energies, potential.args, weights)
 
 
 def _check_ladder(betas):
-    falls = betas.ndim == 1 and len(betas) and betas[0] == 1 and betas[-1] > 0
-    # Written so that a NaN, of which no comparison holds, is refused.
-    if not (falls and np.all(np.diff(betas) < 0)):
-        raise ValueError(f"betas must fall from 1 and stay above 0, got {betas}")
+    has_ends = betas.ndim == 1 and len(betas) and betas[0] == 1 and betas[-1] > 0
+    # Comparisons with NaN are false, so this form rejects it.
+    if not (has_ends and np.all(np.diff(betas) < 0)):
+        raise ValueError(
+            f"betas must decrease from 1 and stay above 0, got {betas}; try 0.7 ** "
+            "jnp.arange(6)"
+        )

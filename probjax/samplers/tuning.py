@@ -1,13 +1,14 @@
-"""Warm-up that finds the step and the metric of a sampler, and then leaves them alone.
+"""Warm-up that adapts the step size and the metric of a sampler.
 
-All chains take steps together. The step size follows their mean acceptance by dual
-averaging,
+All chains take steps together. Dual averaging adapts the step size e to their mean
+acceptance,
 
     log e_t = m - sqrt(t) / gamma  mean over s <= t of (target - accept_s),
 
-of which a weighted mean is kept; the metric is the spread of the chains over one stage,
-used in the next. Stages double in length. What comes out is a plain recipe with numbers
-in it: draws made while they move are no draws of the model, and are forgotten.
+and the result is a weighted mean of log e_t. The metric is estimated from the spread of
+the chains in one stage and used in the next; stages double in length. The result is a
+sampler with fixed numbers. States visited during the adaptation are not samples of the
+model, so they are discarded.
 
 Reference: Hoffman and Gelman, JMLR 15, 1593 (2014); Nesterov, Math. Program. 120, 221
 (2009); windows after Stan's reference manual.
@@ -41,42 +42,45 @@ from probjax.types import (
 )
 
 NUM_STAGES = 5
-# Gentler than for one chain, whose acceptance is noise: that of many is a signal.
+# GAMMA is ten times the usual value for one chain, so that the step size changes more
+# gently: the mean acceptance of many chains has little noise.
 GAMMA, KAPPA, DELAY = 0.5, 0.75, 10
 
 
 class Spread(NamedTuple):
-    """How a metric is made of the draws of a stage."""
+    """Rule that computes a metric from the (co)variance of the draws of a stage."""
 
     form: Literal["lengths", "matrix"]
     """Form of the metric, one of `Sampler.metrics`."""
     square: Callable[[Array], Array]
-    """What is averaged, of how far a draw is from the mean."""
+    """Square or outer product of a deviation from the mean, whose average is the
+    variance or covariance."""
     metric: Callable[[Array], Array]
-    """The metric, of that average."""
+    """Metric as a function of that average."""
     unit: Callable[[int], Array]
-    """What the average is of independent coordinates of unit variance."""
+    """Value of that average for n independent coordinates of unit variance."""
 
 
-def _outer(away):
-    return jnp.outer(away, away)
+def _outer(deviation):
+    return jnp.outer(deviation, deviation)
 
 
 LENGTHS = Spread("lengths", jnp.square, jnp.sqrt, jnp.ones)
-"""One length for each coordinate: their standard deviations."""
+"""One length for each coordinate: its standard deviation."""
 MATRIX = Spread("matrix", _outer, jnp.linalg.cholesky, jnp.eye)
-"""A matrix A with AA' the covariance, for coordinates that hang together."""
+"""A matrix A with AA' the covariance, for correlated coordinates."""
 
 
 class Tuned(NamedTuple):
-    """The outcome of `tune`."""
+    """Result of `tune`."""
 
     sampler: Any
-    """The sampler with its step size, and its metric, found."""
+    """Sampler with the adapted step size and metric."""
     x: State
-    """Where the chains are, leaves `(chain, ...)`: start from there."""
+    """Last states of the chains, leaves `(chain, ...)`, from which to start `sample`.
+    """
     accept: Scalar
-    """The mean acceptance in the last stage."""
+    """Mean acceptance in the last stage."""
 
 
 @driver
@@ -91,17 +95,17 @@ def tune(
     target: float | None = None,
     spread: Spread | None = LENGTHS,
 ) -> Tuned:
-    """Find the step size, and the metric, of a sampler by running it.
+    """Adapt the step size and the metric of a sampler in a warm-up.
 
     Args:
-        x: starting states with a leading axis of chains; the more there are, the
-            sooner their spread is known.
-        sampler: a sampler with a `target_acceptance`, such as `HMC`; its step size and
-            metric are the first to be tried.
-        num_steps: total number of steps.
+        x: starting states with a leading axis of chains. With more chains, fewer steps
+            suffice to estimate the metric.
+        sampler: sampler with a `target_acceptance`, such as `HMC`; its step size and
+            metric are the initial ones.
+        num_steps: total number of steps, at least 320.
         target: mean acceptance to reach; None for the sampler's `target_acceptance`.
-        spread: `LENGTHS`, `MATRIX`, or None to leave the metric as it is. A sampler
-            without a metric has only its step size adapted.
+        spread: form of the metric: `LENGTHS`, `MATRIX`, or None to keep the sampler's
+            metric. For a sampler without a metric only the step size is adapted.
 
     >>> from probjax import HMC, Gaussian
     >>> target, x = Gaussian(2, scale=10.0), jnp.zeros((50, 2))
@@ -113,8 +117,8 @@ def tune(
     check_interface("sampler", sampler, Sampler, "HMC(0.1)")
     if sampler.target_acceptance is None:
         raise ValueError(
-            "sampler must have a target_acceptance to be tuned to, as HMC has, got "
-            f"{sampler}"
+            "sampler must have a target_acceptance, to which its step size can be "
+            f"adapted, got {sampler}; try HMC(0.1)"
         )
     target = sampler.target_acceptance if target is None else target
     spread = spread if sampler.metrics else None
@@ -124,26 +128,27 @@ def tune(
     x = as_data(x).x
     check_energy(energy, params, x)
     x = sampler.prepare(potential(energy, params), x)
-    size, kind = num_sites(x), float_dtype(x)
-    # Of the type that stages return: a plain number would compile the first one twice.
+    size, dtype = num_sites(x), float_dtype(x)
+    # Stages return arrays of this dtype: a number would compile a second program.
     metric = None
     if spread is not None and sampler.metric is None:
-        metric = spread.metric(spread.unit(size)).astype(kind)
-    sampler = sampler.adapted(jnp.asarray(sampler.step_size, kind), metric)
+        metric = spread.metric(spread.unit(size)).astype(dtype)
+    sampler = sampler.adapted(jnp.asarray(sampler.step_size, dtype), metric)
     accept = jnp.asarray(jnp.nan)
     for stage, count in enumerate(_stage_lengths(num_steps)):
         last = stage == NUM_STAGES - 1
         stage_key = jax.random.fold_in(key, stage)
-        # Not of the first: until steps have the right size, chains have no spread.
-        learned = None if stage == 0 or last else spread
+        # In the first stage the chains may not have moved far enough to estimate the
+        # metric; in the last, only the step size is adapted to the metric.
+        estimated = None if stage == 0 or last else spread
         sampler, x, accept = _stage(
-            stage_key, energy, params, x, sampler, target, count, learned
+            stage_key, energy, params, x, sampler, target, count, estimated
         )
     return Tuned(sampler, x, accept)
 
 
 def _stage_lengths(num_steps):
-    """Each twice the one before."""
+    """Return the number of steps of each stage; it doubles from one to the next."""
     shares = 2.0 ** np.arange(NUM_STAGES)
     return np.diff(np.round(num_steps * np.cumsum(shares) / shares.sum()), prepend=0)
 
@@ -152,41 +157,48 @@ class _Averaging(NamedTuple):
     """Dual averaging of the logarithm of the step size."""
 
     steps: Scalar
-    miss: Scalar
+    """Number of steps of the stage so far."""
+    shortfall: Scalar
+    """Mean of (target - acceptance)."""
     log_step: Scalar
     mean_log_step: Scalar
+    """Weighted mean of `log_step`."""
     accept: Scalar
+    """Mean acceptance."""
 
 
 class _Moments(NamedTuple):
-    """Of all draws of a stage."""
+    """Moments of all draws of a stage."""
 
     total: Scalar
+    """Number of draws."""
     mean: Array
     square: Array
+    """Variance or covariance, according to `Spread.square`."""
 
 
 @partial(jax.jit, static_argnums=(1, 7))
 def _stage(key, energy, params, x, sampler, target, num_steps, spread):
-    model, kind = potential(energy, params), float_dtype(x)
-    first = jnp.log(jnp.asarray(sampler.step_size, kind))
+    """Run one stage and return the adapted sampler, the states and the acceptance."""
+    model, dtype = potential(energy, params), float_dtype(x)
+    first = jnp.log(jnp.asarray(sampler.step_size, dtype))
     keys = jax.random.split(key, num_rows(Data(x)))
 
     def step(number, carry):
         states, averaging, moments = carry
         current = sampler.adapted(jnp.exp(averaging.log_step))
-        now = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
-        states, info = jax.vmap(current.step, (0, None, 0))(now, model, states)
+        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        states, info = jax.vmap(current.step, (0, None, 0))(step_keys, model, states)
         accept = check_info(info).acceptance.mean()
-        averaging = _follow(first, averaging, accept, target)
+        averaging = _averaged(first, averaging, accept, target)
         if spread is not None:
             moments = _merged(spread, moments, _moments(spread, states.x))
         return states, averaging, moments
 
     # Steps are numbered from 0, so no step has this number.
-    now = jax.vmap(lambda key: jax.random.fold_in(key, 2**31 - 1))(keys)
-    states = jax.vmap(sampler.init, (0, None, 0))(now, model, x)
-    zero = jnp.zeros((), kind)
+    init_keys = jax.vmap(lambda key: jax.random.fold_in(key, 2**31 - 1))(keys)
+    states = jax.vmap(sampler.init, (0, None, 0))(init_keys, model, x)
+    zero = jnp.zeros((), dtype)
     averaging = _Averaging(zero, zero, first, first, zero)
     moments = ()
     if spread is not None:
@@ -196,25 +208,28 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
     states, averaging, moments = jax.lax.fori_loop(0, count, step, carry)
     metric = None
     if spread is not None:
-        metric = spread.metric(_shrunk(spread, moments)).astype(kind)
+        metric = spread.metric(_shrunk(spread, moments)).astype(dtype)
+        # Chains that rejected too much have not moved enough to estimate a metric.
         moved = averaging.accept > target / 2
         metric = jnp.where(moved, metric, sampler.metric)
-    found = sampler.adapted(jnp.exp(averaging.mean_log_step), metric)
-    return found, states.x, averaging.accept
+    adapted = sampler.adapted(jnp.exp(averaging.mean_log_step), metric)
+    return adapted, states.x, averaging.accept
 
 
-def _follow(first, averaging, accept, target):
+def _averaged(first, averaging, accept, target):
+    """Update the dual averaging after a step with mean acceptance `accept`."""
     count = averaging.steps + 1
-    share = 1 / (count + DELAY)
-    miss = (1 - share) * averaging.miss + share * (target - accept)
-    log_step = first - jnp.sqrt(count) / GAMMA * miss
-    share = count**-KAPPA
-    mean = share * log_step + (1 - share) * averaging.mean_log_step
+    weight = 1 / (count + DELAY)
+    shortfall = (1 - weight) * averaging.shortfall + weight * (target - accept)
+    log_step = first - jnp.sqrt(count) / GAMMA * shortfall
+    weight = count**-KAPPA
+    mean = weight * log_step + (1 - weight) * averaging.mean_log_step
     mean_accept = averaging.accept + (accept - averaging.accept) / count
-    return _Averaging(count, miss, log_step, mean, mean_accept)
+    return _Averaging(count, shortfall, log_step, mean, mean_accept)
 
 
 def _moments(spread, x):
+    """Compute the moments of one state of every chain."""
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(x)
     mean = rows.mean(0)
     square = jax.vmap(spread.square)(rows - mean[None]).mean(0)
@@ -222,6 +237,7 @@ def _moments(spread, x):
 
 
 def _merged(spread, first, second):
+    """Combine the moments of two sets of draws."""
     total = first.total + second.total
     share = second.total / total
     change = second.mean - first.mean
@@ -231,10 +247,11 @@ def _merged(spread, first, second):
 
 
 def _shrunk(spread, moments):
-    """Covariances a little towards none, the less the more draws there are."""
+    """Shrink covariances towards zero, less so with more draws."""
     size = len(moments.mean)
     unit = spread.unit(size).astype(moments.square.dtype)
     weight = moments.total / (moments.total + size + 5)
     mixed = weight * moments.square + (1 - weight) * unit * moments.square
-    # What never moved has no length: it is given one that can be divided by.
+    # A coordinate that never moved gets a tiny variance, because a metric must be
+    # positive.
     return mixed + unit * jnp.finfo(mixed.dtype).tiny

@@ -77,7 +77,7 @@ def test_rows_are_told_as_they_are_done(key):
     assert [len(rows.per_row) for rows in told] == [0, 4, 4, 8, 8, 10]
     np.testing.assert_array_equal(told[-1].per_row, found.per_row)
     np.testing.assert_array_equal(run(None).per_row, found.per_row)
-    with pytest.raises(ValueError, match="no result before its end: its callback"):
+    with pytest.raises(ValueError, match="no result before its end, so its callback"):
         run(lambda rows: True)
 
 

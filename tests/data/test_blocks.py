@@ -265,27 +265,27 @@ def test_bad_blocks_are_refused_wherever_they_are():
         "long": (drawn(11), "from 1 to rows_per_block=10 rows, got 11"),
         "empty": (good[:0], "from 1 to rows_per_block=10 rows, got 0"),
         "scalar": (np.ones(()), "arrays with a leading axis of rows"),
-        "uneven": ((good, good[:3]), r"must have the same rows, got \[3, 10\]"),
+        "uneven": ((good, good[:3]), r"the same number of rows, got \[3, 10\]"),
         "weights": (Data(good, -np.ones(10)), "weights must not be negative"),
         "few weights": (Data(good, np.ones(9)), "for each of a block's 10 rows, got"),
-        "mask": (Data(good, mask=good > 0), "rows on disk must be complete"),
+        "mask": (Data(good, mask=good > 0), "blocks must have complete rows"),
     }.values():
         with pytest.raises(ValueError, match=message):
             fit_blocks(Blocks(lambda second=second: [good, second], rows_per_block=10))
-    with pytest.raises(ValueError, match="must have rows of weight, got 0 blocks"):
+    with pytest.raises(ValueError, match="a positive weight, got none in 0 blocks"):
         fit_blocks(Blocks(list))
     with pytest.raises(ValueError, match="must not be empty, got no blocks"):
         blocks.moments(Blocks(list))
 
 
 def test_passes_that_are_not_alike_are_refused():
-    with pytest.raises(ValueError, match="that begins a new pass .* got a generator"):
+    with pytest.raises(ValueError, match="that starts a new pass .* got a generator"):
         Blocks(iter_once(drawn()))
     spent = iter_once(drawn())
     with pytest.raises(ValueError, match="every pass must read the same 3 blocks"):
         fit_blocks(Blocks(lambda: spent, rows_per_block=100))
     lengths = iter([2, 3, 3])
-    with pytest.raises(ValueError, match="differed at block 2"):
+    with pytest.raises(ValueError, match="got a difference at block 2"):
         fit_blocks(Blocks(lambda: [drawn(100)] * next(lengths), rows_per_block=100))
 
 
@@ -294,7 +294,7 @@ def iter_once(rows):
 
 
 def test_packed_rows_of_another_width_are_refused():
-    with pytest.raises(ValueError, match="5 packed bits are 1 bytes, uint8, got"):
+    with pytest.raises(ValueError, match="5 packed bits must be 1 bytes, uint8, got"):
         fit_blocks(
             blocks.from_array(drawn(9), rows_per_block=9, decode=blocks.PackedBits(5))
         )

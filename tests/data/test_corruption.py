@@ -128,7 +128,7 @@ def test_data_that_cannot_be_corrupted_are_refused(key):
         fit(key, objective, start, Data(x, mask=x == 0))
     with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, start, x + 0.5)
-    with pytest.raises(ValueError, match="shares of white, between 0 and 1"):
+    with pytest.raises(ValueError, match="x must be between 0 and 1"):
         fit(key, Corrupted(MPF(ising.energy), GreyLevels()), start, x + 2)
     # Whose flips would be counted line by line.
     with pytest.raises(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from probjax import diagnostics
-from probjax.diagnostics import Verdict, chains
+from probjax.diagnostics import Verdict, estimators
 
 
 def autoregressive(seed, rho, *shape):
@@ -98,11 +98,11 @@ def test_values_are_those_of_the_arviz_at_hand(found):
 def test_ranks_of_ties_are_shared_folded_or_not():
     """Four are the median itself, and some lie as far on its other side."""
     x = np.array([[2.0, -1.0, 0.0, 3.0, 0.0], [-2.0, 1.0, 0.0, 1.0, -0.0]])
-    ordered = chains._sorted(x.astype(np.float32))
+    ordered = estimators._sorted(x.astype(np.float32))
     np.testing.assert_array_equal(ordered, np.sort(x.ravel()))
     for found, values in [
-        (chains._bulk_ranks(x, ordered), x),
-        (chains._folded_ranks(x, ordered), np.abs(x - np.median(x))),
+        (estimators._bulk_ranks(x, ordered), x),
+        (estimators._folded_ranks(x, ordered), np.abs(x - np.median(x))),
     ]:
         less = values[..., None] > values.ravel()
         equal = values[..., None] == values.ravel()
@@ -164,8 +164,8 @@ def test_trouble_in_the_draws_is_told_by_coordinate():
     assert found.rhat[1] == np.inf
     assert found.ess[1] < 10
     assert found.describe(largest_rhat=2) == (
-        "2 of 5 coordinates, as x[2], met NaN or infinity; "
-        "1 of 5 coordinates, as x[0], never moved; "
+        "2 of 5 coordinates, such as x[2], reached NaN or infinity; "
+        "1 of 5 coordinates, such as x[0], never moved; "
         "chains have not mixed: R-hat inf on x[1]; "
         f"too few effective draws: {found.ess[1]:.0f} of 120 on x[1]"
     )
@@ -176,7 +176,7 @@ def test_one_chain_has_no_rhat_but_effective_draws():
     assert jnp.isnan(found.rhat).all()
     assert jnp.isfinite(found.ess).all()
     assert found.describe(least_ess=0).startswith(
-        "one chain cannot show whether it has mixed: start several; "
+        "one chain cannot show whether it has mixed: run several; "
         "all 2 coordinates: effective draws at least "
     )
 
@@ -186,7 +186,7 @@ def test_coordinates_of_a_tree_are_taken_a_few_at_a_time(monkeypatch):
     x = DRAWS[:, :40].astype(np.float32)
     x = np.concatenate([x, x[..., ::-1] ** 2, x[..., :2] + 1], axis=-1)
     alone = diagnostics.ess_mean(x)
-    monkeypatch.setattr(chains, "AT_ONCE", 3 * 160)
+    monkeypatch.setattr(estimators, "BLOCK_SIZE", 3 * 160)
     tree = {"a": x.reshape(4, 40, 7, 2), "b": x[..., 3]}
     found = diagnostics.ess_mean(tree)
     np.testing.assert_allclose(found["a"], alone.reshape(7, 2), rtol=1e-4)
@@ -217,7 +217,7 @@ def test_verdict_in_words():
     assert verdict(apart, few, diverged=12).describe() == (
         "chains have not mixed: R-hat 1.3 on x['y'], above 1.01 on 2 of 3; "
         "too few effective draws: 52 of 4,000 on x['x'][0, 1]; "
-        "12 of 4,000 draws came of steps that diverged: shorten the step"
+        "12 of 4,000 draws follow divergent steps: reduce the step size"
     )
 
 
@@ -240,13 +240,13 @@ def test_importance_ess_counts_equal_weights():
 @pytest.mark.parametrize(
     ("draws", "message"),
     [
-        (DRAWS[:, :3], "each chain must have 4 draws or more, got 3"),
-        (DRAWS[0, :, 0], r"must be arrays \(chain, draw, ...\), got \(51,\)"),
-        ({}, r"must be arrays \(chain, draw, ...\), got {}"),
-        (DRAWS[..., :0], r"got \(4, 51, 0\)"),
+        (DRAWS[:, :3], "each chain must have at least 4 draws, got 3"),
+        (DRAWS[0, :, 0], r"must be arrays \(chain, draw, ...\), got shape \(51,\)"),
+        ({}, r"must be arrays \(chain, draw, ...\), got shape {}"),
+        (DRAWS[..., :0], r"got shape \(4, 51, 0\)"),
         (
             (DRAWS, DRAWS[:, 0]),
-            r"the same chains and draws, .* \[\(4, 6\), \(4, 51\)\]",
+            r"the same numbers of chains and draws, .* \[\(4, 6\), \(4, 51\)\]",
         ),
     ],
 )

@@ -249,14 +249,18 @@ def test_verdict_names_the_entry_that_differs_most():
     ("data", "model", "message"),
     [
         (DATA[:1], DRAWS, "at least two rows, got 1"),
-        (EXACT, DRAWS, r"at least two rows, got [\d.]+: their weights are counts"),
+        (EXACT, DRAWS, r"at least two rows, got [\d.]+; weights are counts"),
         (DATA, DRAWS[:1], r"at least two chains, got shape \(1, 300, 5\)"),
         (DATA, DRAWS[0, 0], r"at least two chains, got shape \(5,\)"),
         (DATA, DRAWS[0], r"states like the data's, of shape \(5,\), got \(\)"),
         (DATA, DRAWS[..., 1:], r"of shape \(5,\), got \(4,\)"),
         (Data(DATA, mask=DATA > -1), DRAWS, "data must be complete"),
-        (DATA, Data(DATA), "probabilities as weights, got a sum of 0"),
-        (DATA, Data(STATES, np.ones(32)), "probabilities as weights, got a sum of 32"),
+        (DATA, Data(DATA), "that sum to 1, got a sum of 0"),
+        (
+            DATA,
+            Data(STATES, np.ones(32)),
+            "that sum to 1, got a sum of 32",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(data, model, message):

@@ -176,16 +176,16 @@ def test_minibatches_and_trees_take_a_mask(key):
 
 def test_masks_that_make_no_sense_are_refused(key):
     learn = partial(fit, key, PseudoLikelihood(ising.energy), start(), num_rounds=2)
-    with pytest.raises(ValueError, match=r"mask must be shaped like data, \(16, 4\)"):
+    with pytest.raises(ValueError, match=r"must have the shape of the data, \(16, 4\)"):
         learn(Data(DATA.x, None, MASK[:, :3]))
-    with pytest.raises(ValueError, match="True where observed, got float"):
+    with pytest.raises(ValueError, match="True for observed ones, got float"):
         learn(Data(DATA.x, None, MASK.astype(float)))
     with pytest.raises(ValueError, match="every entry observed in some row"):
         learn(Data(DATA.x, None, np.zeros_like(MASK)))
     unweighed = np.where(np.arange(16) % 2, 1.0, 0.0)
-    with pytest.raises(ValueError, match="every entry observed in some row of weight"):
+    with pytest.raises(ValueError, match="observed in some row of positive weight"):
         learn(Data(DATA.x, unweighed, np.broadcast_to(unweighed == 0, (4, 16)).T))
-    with pytest.raises(ValueError, match="say what is missing by Data"):
+    with pytest.raises(ValueError, match="mark missing entries with Data"):
         learn(np.where(MASK, DATA.x, np.nan))
     with pytest.raises(ValueError, match="masked data need several rounds"):
         fit(key, PseudoLikelihood(ising.energy), start(), Data(DATA.x, None, MASK))

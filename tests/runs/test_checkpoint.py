@@ -294,9 +294,9 @@ def test_a_checkpoint_of_another_fit_is_refused_and_left_alone(tmp_path):
         "stop": GradientNorm(0.5),
         "chart": ising.centred(BITS),
     }.items():
-        with pytest.raises(ValueError, match=f"as these differ: {name}; try another"):
+        with pytest.raises(ValueError, match=f"these arguments: {name}; try another"):
             run(**own | {name: other})
-    with pytest.raises(ValueError, match="differ: objective, params; try"):
+    with pytest.raises(ValueError, match="these arguments: objective, params; try"):
         run(**own | {"objective": MPF(ising.energy), "params": random_ising(2, 4)})
     with pytest.raises(ValueError, match="checkpoint of a run of fit, not of ais"):
         CHAINS["ais"](checkpoint=Checkpoint(path))
@@ -315,7 +315,7 @@ def test_a_checkpoint_of_another_run_of_chains_is_refused(tmp_path):
         "path": annealing.Straight(np.ones(())),
         "pilot": annealing.Pilot(),
     }.items():
-        with pytest.raises(ValueError, match=f"as these differ: {name}; try"):
+        with pytest.raises(ValueError, match=f"values of these arguments: {name}; try"):
             run(**{name: other})
 
 
@@ -369,7 +369,7 @@ def test_a_directory_is_written_by_orbax(tmp_path):
     whole, pieces = counted(run)
     chex.assert_trees_all_equal(found, whole)
     assert those_kept == pieces
-    with pytest.raises(ValueError, match="as these differ: num_rounds"):
+    with pytest.raises(ValueError, match="values of these arguments: num_rounds"):
         run(num_rounds=6, checkpoint=Checkpoint(path))
     full = tmp_path / "full"
     full.mkdir()
@@ -381,7 +381,7 @@ def test_a_directory_is_written_by_orbax(tmp_path):
 def test_a_directory_without_orbax_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax", None)
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ImportError, match="pip install orbax-checkpoint, or name a"):
+    with pytest.raises(ImportError, match="pip install orbax-checkpoint, or a path"):
         CHAINS["ais"](checkpoint=Checkpoint(tmp_path / "ais"))
 
 

@@ -17,7 +17,7 @@ import probjax
 from probjax import Checkpoint, storage
 from probjax.random import split_array
 from probjax.runs import checkpoint_files, locks
-from probjax.runs.checkpoint import opened
+from probjax.runs.checkpoint import open_checkpoint
 from probjax.trees import as_array
 
 ROOT = Path(probjax.__file__).parents[1]
@@ -40,20 +40,20 @@ def states(seed):
 
 
 def write(checkpoint, some, **arguments):
-    with opened(checkpoint, "job", ARGUMENTS | arguments) as run:
+    with open_checkpoint(checkpoint, "job", ARGUMENTS | arguments) as run:
         run.write(some, last=True)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_all_states_are_restored_to_the_bit(name, tmp_path):
     checkpoint = Checkpoint(tmp_path / name, every=0.0)
-    with opened(checkpoint, "job", ARGUMENTS) as run:
+    with open_checkpoint(checkpoint, "job", ARGUMENTS) as run:
         assert run.count == 0
         with pytest.raises(ValueError, match="index must be below 0, got 0"):
             run.restore(0, lambda: states(1)[0])
         run.write(states(1)[:1])
         run.write(states(1))
-    with opened(checkpoint, "job", ARGUMENTS) as run:
+    with open_checkpoint(checkpoint, "job", ARGUMENTS) as run:
         assert run.count == 3
         for i, expected in enumerate(states(1)):
             restored = run.restore(i, lambda i=i: states(2)[i])
@@ -62,7 +62,7 @@ def test_all_states_are_restored_to_the_bit(name, tmp_path):
         with pytest.raises(ValueError, match="index must be below 3, got 3"):
             run.restore(3, lambda: states(2)[0])
         run.write(states(3)[:2], last=True)
-    with opened(checkpoint, "job", ARGUMENTS) as run:
+    with open_checkpoint(checkpoint, "job", ARGUMENTS) as run:
         assert run.count == 2
         chex.assert_trees_all_equal(run.restore(1, lambda: states(2)[1]), states(3)[1])
 
@@ -71,15 +71,15 @@ def test_a_state_of_another_structure_is_rejected(tmp_path):
     checkpoint = Checkpoint(tmp_path / "run.npz")
     write(checkpoint, states(1))
     with (
-        opened(checkpoint, "job", ARGUMENTS) as run,
-        pytest.raises(ValueError, match="does not hold the state of such a run"),
+        open_checkpoint(checkpoint, "job", ARGUMENTS) as run,
+        pytest.raises(ValueError, match="does not hold a state of this run"),
     ):
         run.restore(0, lambda: states(1)[1])
 
 
 def test_states_are_written_when_due_or_last(tmp_path):
     path = tmp_path / "run.npz"
-    with opened(Checkpoint(path, every=1000.0), "job", ARGUMENTS) as run:
+    with open_checkpoint(Checkpoint(path, every=1000.0), "job", ARGUMENTS) as run:
         run.write(states(1))
         assert not path.exists()
         run.write(states(1), last=True)
@@ -92,10 +92,10 @@ def test_other_drivers_and_arguments_are_rejected(name, tmp_path):
     write(checkpoint, states(1))
     with (
         pytest.raises(ValueError, match="a run of job, not of fit; try another"),
-        opened(checkpoint, "fit", ARGUMENTS),
+        open_checkpoint(checkpoint, "fit", ARGUMENTS),
     ):
         pass
-    with pytest.raises(ValueError, match="as these differ: more, steps; try"):
+    with pytest.raises(ValueError, match="values of these arguments: more, steps; try"):
         write(checkpoint, states(1), steps=5, more=1)
     # A rejected run holds no lock.
     write(checkpoint, states(1))
@@ -147,7 +147,7 @@ def test_two_threads_cannot_open_one_checkpoint(tmp_path):
             errors.append(str(error))
 
     path = tmp_path / "run.npz"
-    with opened(Checkpoint(path), "job", ARGUMENTS) as run:
+    with open_checkpoint(Checkpoint(path), "job", ARGUMENTS) as run:
         (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
         for same in (path, tmp_path / "link" / "run.npz"):
             thread = threading.Thread(target=second, args=[same])
@@ -156,7 +156,7 @@ def test_two_threads_cannot_open_one_checkpoint(tmp_path):
         run.write(states(1), last=True)
     assert len(errors) == 2
     assert f"{path} is in use by another run" in errors[0]
-    with opened(Checkpoint(path), "job", ARGUMENTS) as run:
+    with open_checkpoint(Checkpoint(path), "job", ARGUMENTS) as run:
         chex.assert_trees_all_equal(run.restore(0, lambda: states(2)[0]), states(1)[0])
     assert sorted(os.listdir(tmp_path)) == ["link", "run.npz"]
 
@@ -164,8 +164,8 @@ def test_two_threads_cannot_open_one_checkpoint(tmp_path):
 HOLDER = """
 import sys, time
 from probjax import Checkpoint
-from probjax.runs.checkpoint import opened
-with opened(Checkpoint(sys.argv[1]), "job", {}) as run:
+from probjax.runs.checkpoint import open_checkpoint
+with open_checkpoint(Checkpoint(sys.argv[1]), "job", {}) as run:
     if len(sys.argv) > 2:
         import os
         if os.fork() == 0:
@@ -290,7 +290,7 @@ def test_a_read_only_folder_is_rejected_in_one_sentence(tmp_path, monkeypatch):
 def test_a_folder_that_vanishes_is_reported_in_one_sentence(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    with opened(Checkpoint(folder / "run.npz"), "job", ARGUMENTS) as run:
+    with open_checkpoint(Checkpoint(folder / "run.npz"), "job", ARGUMENTS) as run:
         (folder / ".run.npz.lock").unlink()
         folder.rmdir()
         with pytest.raises(ValueError, match="run.npz cannot be written: No such file"):

@@ -101,11 +101,11 @@ def test_a_checkpoint_is_known_by_every_argument_of_the_call(
     asked = []
 
     @contextmanager
-    def opened(checkpoint, name, arguments):
+    def open_checkpoint(checkpoint, name, arguments):
         asked.append((name, set(arguments)))
-        yield driver._Unsaved()
+        yield driver._NoCheckpoint()
 
-    monkeypatch.setattr(driver, "opened", opened)
+    monkeypatch.setattr(driver, "open_checkpoint", open_checkpoint)
     args, options = CALLS[call]
     watch = Watch(checkpoint=Checkpoint(tmp_path / "run.npz"))
     call(KEY, *args, watch=watch, **options)
@@ -124,7 +124,7 @@ def test_there_is_one_host_loop_and_one_place_that_makes_digests():
             # Hashes and blocks have methods of the name `digest`.
             if not (is_method and name == "digest"):
                 callers[name].add(path.name)
-    assert callers["opened"] - {"datasets.py"} == {"driver.py"}
+    assert callers["open_checkpoint"] == {"driver.py"}
     assert callers["callback"] == {"driver.py"}
     # Blocks of rows on disk are read and digested one by one.
     assert callers["digest"] == {"checkpoint.py", "blocks.py"}

@@ -226,7 +226,7 @@ def test_every_dtype_comes_back_equal_or_is_refused(dtype, tmp_path):
     array = np.array([0, 1, 1], dtype)
     storage.save(tmp_path / "a.npz", {"x": array})
     if dtype in ("float64", "complex128"):
-        with pytest.raises(ValueError, match=f"holds {dtype} numbers: enable"):
+        with pytest.raises(ValueError, match=f"holds {dtype} numbers; enable"):
             storage.load(tmp_path / "a.npz")
     else:
         found = np.asarray(storage.load(tmp_path / "a.npz")["x"])
@@ -240,7 +240,7 @@ def test_every_dtype_comes_back_equal_or_is_refused(dtype, tmp_path):
 @pytest.mark.parametrize("largest", [2**40 + 7, 2**31, -(2**31) - 1])
 def test_integers_that_do_not_fit_are_refused(largest, tmp_path):
     storage.save(tmp_path / "a.npz", {"x": np.array([largest, 3])})
-    with pytest.raises(ValueError, match="holds int64 numbers: enable"):
+    with pytest.raises(ValueError, match="holds int64 numbers; enable"):
         storage.load(tmp_path / "a.npz")
 
 

@@ -13,7 +13,7 @@ import pytest
 import probjax
 from probjax import Checkpoint, ising, storage
 from probjax.runs import stored_names
-from probjax.runs.checkpoint import opened
+from probjax.runs.checkpoint import open_checkpoint
 from probjax.runs.stored_names import NAMES, NAMES_OF_0_1_0
 
 FILES = Path(__file__).parents[1] / "version_0_1_0"
@@ -38,8 +38,9 @@ HOLD_FUNCTIONS = """
     objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
     objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
     objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
-    runs.checkpoint_files:Form runs.driver:Job runs.driver:Watch samplers.gibbs:HeatBath
-    samplers.hmc:HMC samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
+    runs.checkpoint_files:FileFormat runs.driver:Job runs.driver:Watch
+    samplers.chain_loop:Chains samplers.gibbs:HeatBath samplers.hmc:HMC
+    samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
     annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
@@ -49,7 +50,8 @@ INTERNAL = """
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
     runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
     runs.contents:Content runs.contents:Names samplers.adaptation:Moved
-    models.ising.clusters:Bonds samplers.hmc:Choice samplers.observers:Averaged
+    samplers.chain_loop:Counts samplers.chain_loop:RunState
+    models.ising.clusters:Bonds samplers.momentum:Choice samplers.observers:Averaged
     samplers.observers:Store samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
@@ -136,7 +138,7 @@ def test_a_checkpoint_of_0_1_0_is_rejected(tmp_path, monkeypatch):
     )
     with (
         pytest.raises(ValueError, match=message),
-        opened(Checkpoint(path), "fit", {}),
+        open_checkpoint(Checkpoint(path), "fit", {}),
     ):
         pass
     assert path.read_bytes() == (FILES / "checkpoint.npz").read_bytes()

@@ -215,7 +215,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
                 sampler=samplers.ColourGibbs(together),
                 num_draws=1,
             )
-    with pytest.raises(ValueError, match="colours need edges"):
+    with pytest.raises(ValueError, match="colours must have the edges"):
         samplers.colours(None, 3)
     with pytest.raises(ValueError, match="rbm.BlockGibbs is for rbm.energy alone"):
         run(np.zeros((1, 3)), sampler=rbm.BlockGibbs())

@@ -15,17 +15,15 @@ from probjax.leapfrog import (
     phase_at,
 )
 from probjax.potential import potential
-from probjax.samplers.hmc import (
-    HMC,
-    HMCState,
-    Jitter,
+from probjax.samplers.chain_loop import run_steps
+from probjax.samplers.hmc import HMC, HMCState, Jitter
+from probjax.samplers.lookahead import LookAheadHMC
+from probjax.samplers.momentum import (
     Momentum,
     reduced_flip,
     slice_flip,
     standard_flip,
 )
-from probjax.samplers.lookahead import LookAheadHMC
-from probjax.samplers.sample import _observe
 
 FLIPS = [standard_flip, reduced_flip, slice_flip]
 
@@ -60,7 +58,7 @@ def phases(count):
 def probabilities(flip, sampler, x, v):
     """How likely a leap is from (x, v), and a flip, by bisection over the chance."""
     state = HMCState(None, jnp.zeros(()), jnp.asarray(0))
-    leap = sampler._leap(jax.random.key(0), x.dtype)
+    leap = sampler.draw_leap(jax.random.key(0), x.dtype)
     start = phase_at(MODEL, x, v)
     ratio = hamiltonian(MODEL, start) - hamiltonian(MODEL, leap(MODEL, start))
     turned = phase_at(MODEL, x, -v)
@@ -94,7 +92,7 @@ def test_what_flows_into_a_state_flows_out_of_it(flip, integrator, x64):
     @jax.jit
     @jax.vmap
     def imbalance(x, v):
-        leap = sampler._leap(jax.random.key(0), x.dtype)
+        leap = sampler.draw_leap(jax.random.key(0), x.dtype)
         before = leap(MODEL, phase_at(MODEL, x, -v))  # F L F is the inverse of L
         origin = (before.x, -before.v)
         p = jnp.exp(-hamiltonian(MODEL, phase_at(MODEL, x, v)))
@@ -335,7 +333,7 @@ def test_states_may_be_trees(key):
 
 
 def test_new_steps_metrics_and_parameters_compile_nothing_anew():
-    count = _observe._cache_size()
+    count = run_steps._cache_size()
     for seed in range(3):
         sampler = HMC(
             0.1 + 0.1 * seed,
@@ -347,7 +345,7 @@ def test_new_steps_metrics_and_parameters_compile_nothing_anew():
         sample(
             jax.random.key(seed), line, 1.0 * seed, start, sampler=sampler, num_draws=2
         )
-    assert _observe._cache_size() == count + 1
+    assert run_steps._cache_size() == count + 1
 
 
 def test_energy_is_that_of_the_state_and_its_momentum(key):
@@ -364,7 +362,7 @@ def test_bad_samplers_and_starts_are_refused(key):
         HMC(0)
     with pytest.raises(ValueError, match="kept must be from 0 to 1, got 2.0"):
         Momentum(2)
-    with pytest.raises(ValueError, match="bounds need a metric of lengths"):
+    with pytest.raises(ValueError, match="bounds require a metric of lengths"):
         HMC(0.1, metric=np.eye(2), bounds=Bounds(0.0))
     with pytest.raises(ValueError, match="jitter.num_steps must be below the 1 steps"):
         HMC(0.1, jitter=Jitter(num_steps=1))
@@ -372,7 +370,7 @@ def test_bad_samplers_and_starts_are_refused(key):
         (dict(momentum=0.5), "momentum must be a Momentum, got 0.5"),
         (dict(bounds=(0, 1)), "bounds must be a Bounds"),
         (dict(jitter=0.1), "jitter must be a Jitter"),
-        (dict(flip="reduced"), "flip must be a function, as reduced_flip"),
+        (dict(flip="reduced"), "flip must be a function, .* try reduced_flip"),
     ]:
         with pytest.raises(ValueError, match=message):
             HMC(0.1, **wrong)

@@ -12,7 +12,7 @@ import pytest
 from small_models import all_states, drawn_from, log_probs_of, random_ising
 
 from probjax import Watch, ising, samplers, storage
-from probjax.samplers.sample import _observe
+from probjax.samplers.chain_loop import run_steps
 
 HERE = Path(__file__).parent
 PARAMS = random_ising(0, 4, scale=0.5)
@@ -75,7 +75,7 @@ def test_a_step_from_the_model_leads_to_the_model(key):
 
 
 def test_new_parameters_starts_and_keys_compile_nothing_anew():
-    count = _observe._cache_size()
+    count = run_steps._cache_size()
     for seed in range(3):
         samplers.sample(
             jax.random.key(seed),
@@ -85,7 +85,7 @@ def test_new_parameters_starts_and_keys_compile_nothing_anew():
             sampler=samplers.HeatBath(),
             num_draws=2,
         )
-    assert _observe._cache_size() == count + 1
+    assert run_steps._cache_size() == count + 1
 
 
 @pytest.mark.parametrize(

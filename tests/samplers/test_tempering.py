@@ -86,7 +86,7 @@ def swap_matrix(betas, energy, odd):
     chances = np.where(tried, chances, 0)[:, None]
     shares = np.where(swaps, chances, 1 - chances).prod(2)
     orders = np.zeros((len(swaps), rungs), int)
-    orders[:] = jax.jit(jax.vmap(tempering.swapped))(swaps)
+    orders[:] = jax.jit(jax.vmap(tempering.swapped_rungs))(swaps)
     # Neighbouring pairs never swap both, and what has no share leads anywhere.
     orders[shares.max(0) == 0] = 0
     there = joint[:, orders] @ count ** np.arange(rungs)[::-1]
@@ -245,7 +245,7 @@ def test_a_step_keeps_the_kind_of_its_state(inner, dtype, x64, key):
 def test_ladders_that_do_not_fall_from_one_are_refused(betas, key):
     sampler = tempering.Tempered(samplers.HeatBath(), betas)
     with pytest.raises(
-        ValueError, match="betas must fall from 1 and stay above 0, got"
+        ValueError, match="betas must decrease from 1 and stay above 0, got"
     ):
         samplers.sample(
             key,
