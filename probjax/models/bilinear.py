@@ -34,7 +34,8 @@ from probjax.bases.continuous import Exponential, Laplace, Product
 from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
 from probjax.leapfrog import Bounds
-from probjax.models.linear import check_noise, noise_energy
+from probjax.models.checks import check_positive
+from probjax.models.linear import noise_energy
 from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
@@ -102,7 +103,7 @@ def init(
     check_count("num_coefficients", num_coefficients)
     check_count("num_signed", num_signed)
     check_count("num_positive", num_positive)
-    check_noise(noise)
+    check_positive("noise", noise)
     keys = random.split(key, 3)
     basis = random.normal(keys[0], (size, num_coefficients)) / math.sqrt(size)
     linear = random.normal(keys[1], (num_coefficients, num_signed))

@@ -64,7 +64,7 @@ class Generated(NamedTuple):
     x: Float[Array, "chain draw visible"]
     """Draws of the visible units of the network."""
     means: Float[Array, "chain draw visible"]
-    """Probabilities from which the bits of `x` were drawn; smoother images."""
+    """Probabilities from which the bits of `x` were drawn, for smoother images."""
     top: Draws
     """Draws of the top machine from which `x` was generated."""
 
@@ -288,9 +288,9 @@ def log_likelihood_bound(
 
 
 def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
-    """Exact log p(x) of one state, by enumeration of the hidden layers.
+    """Exact log p(x) of one state, by enumeration of all hidden layers except the last.
 
-    Two consecutive layers must not have more than 22 units together.
+    Two consecutive ones of these layers must have at most 22 units together.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
     >>> log_p = jax.vmap(log_prob, (None, 0))(layers, enumeration.states(3))
@@ -307,7 +307,7 @@ def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
         visible, hidden = layer.weight.shape
         if 2 ** (visible + hidden) > MOST_PAIRS:
             raise ValueError(
-                "consecutive layers must have at most 22 units together, got "
+                "consecutive hidden layers must have at most 22 units together, got "
                 f"{visible} and {hidden}; try log_likelihood_bound"
             )
         below, above = enumeration.states(visible), enumeration.states(hidden)

@@ -35,7 +35,7 @@ from jax.scipy.special import gammaln
 from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
-from probjax.models.shapes import check_size
+from probjax.models.checks import check_size
 from probjax.models.symmetries import longest_first, signs
 from probjax.potential import closed_form
 from probjax.trees import float_dtype
@@ -77,7 +77,7 @@ def init(key: PRNGKeyArray, size: int, num_experts: int | None = None) -> Params
 
 
 def laplace_unnormalisable(params: Params) -> str:
-    """Reason why Laplace experts do not have a finite Z; "" if they have one.
+    """Reason why Laplace experts do not have a finite Z; "" if none is detected.
 
     Experts of strength 0 are ignored. A negative strength is always a reason, even if
     the other experts would make Z finite.

@@ -32,8 +32,8 @@ import numpy as np
 
 from probjax import random
 from probjax.checks import check_count, is_concrete
+from probjax.models.checks import check_size
 from probjax.models.experts import filter_rank
-from probjax.models.shapes import check_size
 from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.potential import closed_form
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
@@ -67,7 +67,7 @@ def init(key: PRNGKeyArray, size: int) -> Params:
 
 
 def unnormalisable(params: Params) -> str:
-    """Reason why the model does not have a finite Z; "" if it has one.
+    """Reason why the model does not have a finite Z; "" if none is detected.
 
     >>> unnormalisable(Params(jnp.array([[1.0, 2.0], [2.0, 4.0]]))).split(",")[0]
     'the filters are singular: they span 1 of 2 directions'

@@ -37,6 +37,7 @@ from probjax import random
 from probjax.bases.continuous import Gaussian, Laplace
 from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
+from probjax.models.checks import check_positive
 from probjax.models.symmetries import longest_first, signs
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
@@ -71,7 +72,7 @@ def init(
     """
     check_count("size", size)
     check_count("num_latents", num_latents)
-    check_noise(noise)
+    check_positive("noise", noise)
     basis = random.normal(key, (size, num_latents)) / math.sqrt(size)
     return Params(basis, jnp.asarray(noise, basis.dtype))
 
@@ -241,15 +242,16 @@ def _generate(key, params, num_draws, prior):
 
 
 def noise_energy(residual: Float[Array, " site"], noise: Scalar) -> Scalar:
-    """-log of the normal density of `residual`, whose standard deviation is `noise`."""
+    """-log of the density of normal noise with standard deviation `noise`.
+
+    Args:
+        residual: difference between the data and their mean at each site.
+
+    >>> round(float(noise_energy(jnp.zeros(1), jnp.array(1.0))), 4)  # log(2 pi) / 2
+    0.9189
+    """
     log_width = jnp.log(noise) + math.log(2 * math.pi) / 2
     return jnp.sum((residual / noise) ** 2) / 2 + len(residual) * log_width
-
-
-def check_noise(noise: float) -> None:
-    """Raise if the standard deviation of the noise is not positive and finite."""
-    if not 0 < noise < math.inf:
-        raise ValueError(f"noise must be positive and finite, got {noise}")
 
 
 def _residual_energy(params, x, a):

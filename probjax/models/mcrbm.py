@@ -38,7 +38,7 @@ import numpy as np
 from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
-from probjax.models.shapes import check_size
+from probjax.models.checks import check_positive, check_size
 from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.potential import closed_form
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
@@ -99,7 +99,7 @@ def init(
     check_count("num_factors", num_factors)
     check_count("num_covariance", num_covariance)
     check_count("num_mean", num_mean)
-    _check_norm_scale(norm_scale)
+    check_positive("norm_scale", norm_scale)
     filter_key, pooling_key, mean_key = random.split(key, 3)
     filters = math.sqrt(norm_scale) * random.normal(filter_key, (num_factors, size))
     pooling = _blocks(num_factors, num_covariance)
@@ -117,7 +117,7 @@ def init(
 
 
 def unnormalisable(params: Params) -> str:
-    """Reason why the model does not have a finite Z; "" if it has one.
+    """Reason why the model does not have a finite Z; "" if none is detected.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> unnormalisable(params._replace(scale=jnp.array(0.0)))
@@ -180,7 +180,7 @@ def covariance_log_odds(
     [2.0, 2.0, 2.0]
     """
     _check(params, x)
-    _check_norm_scale(norm_scale)
+    check_positive("norm_scale", norm_scale)
     normaliser = 1 / (2 * (norm_scale * (x @ x) + 0.5))
     # With the state first, this product needs no transposes under vmap.
     squares = (x @ params.filters.T) ** 2
@@ -274,11 +274,6 @@ def _blocks(num_factors, num_covariance):
     blocks = np.zeros((num_factors, num_covariance))
     blocks[factors, units] = 1
     return jnp.asarray(blocks / blocks.sum(0), float)
-
-
-def _check_norm_scale(norm_scale):
-    if is_concrete(norm_scale) and not 0 < norm_scale < math.inf:
-        raise ValueError(f"norm_scale must be positive and finite, got {norm_scale}")
 
 
 def _check(params, x):

@@ -29,7 +29,7 @@ import numpy as np
 
 from probjax.checks import check_count, holds, is_concrete, is_finite
 from probjax.models import ising
-from probjax.models.shapes import check_size
+from probjax.models.checks import check_size
 from probjax.potential import closed_form
 from probjax.states import binary
 from probjax.trees import floating

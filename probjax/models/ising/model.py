@@ -16,13 +16,13 @@ import jax
 import numpy as np
 
 from probjax.checks import is_on_host, namespace
+from probjax.models.checks import check_size
 from probjax.models.ising.parameters import (
     Params,
     coupling_matrix,
     pair_indices,
     pair_matrix,
 )
-from probjax.models.shapes import check_size
 from probjax.potential import closed_form
 from probjax.types import Array, Data, Float, Scalar
 

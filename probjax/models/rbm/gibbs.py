@@ -216,8 +216,9 @@ class Growth(Path):
 def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Growth]:
     """Return a base and a path on which both layers are as active as on `data`.
 
-    The base and the start of the path have the log odds of the data's bits, and of the
-    machine's hidden units over the data, each with one row of halves added.
+    The base and the start of the path have the log odds of the bits in the data. For
+    the hidden units, the path starts at the log odds of their mean over the data. One
+    row of halves is added to both means, so that all log odds are finite.
 
     Args:
         data: rows of bits from which the machine has learned, or similar ones.

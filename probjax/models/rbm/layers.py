@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.checks import check_count
-from probjax.models.shapes import check_size
+from probjax.models.checks import check_size
 from probjax.types import Array, Float, Info, Params, PRNGKeyArray, Scalar
 
 
