@@ -1,1 +1,1 @@
-"""Models: one module a family, each a few functions of `params` and one state."""
+"""Models: one module or package for each family, with functions of `params` and `x`."""

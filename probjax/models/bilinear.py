@@ -1,21 +1,23 @@
-"""The bilinear generative model: what basis functions add, and how much of it.
+"""The bilinear generative model: coefficients are products of two sets of latents.
 
     x = B a + sigma n,    a = (T c) * (P d),    n normal, c Laplace, d >= 0 exponential
 
-with B the basis (Phi in the thesis), T = `linear` (Theta), P = `modulation` (Psi) and
-`*` entry by entry. With M sites, K_c entries of c and K_d of d, the joint is
--log p(x, c, d) with all constants,
+Here B is the basis (Phi in the thesis), T = `linear` (Theta), P = `modulation` (Psi),
+and `*` multiplies entry by entry. With M sites and K_c entries of c, the joint energy
+is -log p(x, c, d) with all constants,
 
     |x - Ba|^2 / (2 sigma^2) + M log(sigma sqrt(2 pi)) + sum|c| + K_c log 2 + sum d
 
-(the thesis prints 2 for 2^K_c; the density of d has the constant 1), and infinite where
-an entry of d is below zero. Log p(x) is its log Z as an energy of the latents, whose
-prior is the base `prior(params)`; samplers keep d within `bounds(params)`.
+(the thesis prints 2 for 2^K_c; the density of d has the constant 1), and infinite if an
+entry of d is negative. Log p(x) is the log Z of the joint energy as an energy of the
+latents. To estimate it by annealing, use the base `prior(params)` and a sampler with
+`bounds(params)`, which keep d at 0 or above.
 
-Open are the lengths of the rows T_l and P_l, which the column B_l can take on; two of
-the three signs of T_l, P_l and B_l; the sign of each column of T, as c has any; and the
-orders of the a_l, of c and of d. Entries of d have neither sign nor scale to give away.
-`canonical` settles all of them. The noise is held by `chart`, as for `linear`.
+The model does not change if the lengths of the rows T_l and P_l are moved to the column
+B_l, if two of T_l, P_l and B_l change their sign, if a column of T changes its sign (c
+is symmetric), or if the coefficients a_l, the entries of c or those of d are reordered.
+The signs and the scales of d are fixed by its prior. `canonical` picks one of all these
+equivalent parameters. `chart` fixes the noise, as for `linear`.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", bilinear generative;
 Culpepper, Sohl-Dickstein and Olshausen, ICCV (2011).
@@ -32,12 +34,14 @@ from probjax.bases.continuous import Exponential, Laplace, Product
 from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
 from probjax.leapfrog import Bounds
-from probjax.models.canonical import lengths, longest_first, signs
+from probjax.models.checks import check_positive
+from probjax.models.linear import noise_energy
+from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
-    """The basis, what makes up its coefficients, and the noise.
+    """Basis functions, matrices that make their coefficients, and the noise.
 
     >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
     >>> params.basis.shape, params.linear.shape, params.modulation.shape
@@ -45,17 +49,17 @@ class Params(NamedTuple):
     """
 
     basis: Float[Array, "site coefficient"]
-    """B: columns are what one coefficient adds to the data."""
+    """B: column l is the contribution of a coefficient a_l = 1 to the data."""
     linear: Float[Array, "coefficient signed"]
-    """T: what the signed latents c make of the coefficients."""
+    """T: its product with the signed latents c is the first factor of a."""
     modulation: Float[Array, "coefficient positive"]
-    """P: by how much the positive latents d multiply them."""
+    """P: its product with the positive latents d is the second factor of a."""
     noise: Scalar
-    """sigma, the standard deviation of what is left at each site."""
+    """sigma, the standard deviation of the noise at each site."""
 
 
 class Latents(NamedTuple):
-    """What is behind one row of data.
+    """Latent variables of one row of data.
 
     >>> latents = Latents(c=jnp.array([1.0, -2.0, 0.0]), d=jnp.array([0.5, 1.0]))
     >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
@@ -66,7 +70,7 @@ class Latents(NamedTuple):
     c: Float[Array, " signed"]
     """Laplace variables."""
     d: Float[Array, " positive"]
-    """Exponential variables, not below zero."""
+    """Exponential variables, 0 or above."""
 
 
 def init(
@@ -78,14 +82,17 @@ def init(
     num_positive: int,
     noise: float = 0.1,
 ) -> Params:
-    """Normal basis functions of length about 1; modulations about 1, none negative.
+    """Return random parameters with basis functions of length about 1.
+
+    The entries of B and T are normal. Those of P are uniform and not negative, so that
+    P d has a mean of about 1.
 
     Args:
         size: number of sites.
         num_coefficients: number of basis functions.
-        num_signed: entries of c; as many as coefficients if None.
-        num_positive: entries of d.
-        noise: sigma.
+        num_signed: number of entries of c; None for `num_coefficients`.
+        num_positive: number of entries of d.
+        noise: sigma, positive.
 
     >>> params = init(jax.random.key(0), 4, 3, num_signed=5, num_positive=2, noise=0.5)
     >>> params.linear.shape, float(params.modulation.min()) >= 0, float(params.noise)
@@ -96,8 +103,7 @@ def init(
     check_count("num_coefficients", num_coefficients)
     check_count("num_signed", num_signed)
     check_count("num_positive", num_positive)
-    if not 0 < noise < math.inf:
-        raise ValueError(f"noise must be positive and finite, got {noise}")
+    check_positive("noise", noise)
     keys = random.split(key, 3)
     basis = random.normal(keys[0], (size, num_coefficients)) / math.sqrt(size)
     linear = random.normal(keys[1], (num_coefficients, num_signed))
@@ -111,19 +117,19 @@ def init(
 
 
 def coefficients(params: Params, latents: Latents) -> Float[Array, " coefficient"]:
-    """How much of each basis function there is: a = (T c) * (P d).
+    """Coefficients a = (T c) * (P d) of the basis functions.
 
     >>> ones = jnp.ones((1, 1))
     >>> params = Params(ones, 2 * ones, 3 * ones, jnp.array(0.1))
     >>> coefficients(params, Latents(jnp.array([1.0]), jnp.array([0.5]))).tolist()
     [3.0]
     """
-    # States first: over many of them these are products without transposes.
+    # With the state first, these products need no transposes under vmap.
     return (latents.c @ params.linear.T) * (latents.d @ params.modulation.T)
 
 
 def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
-    """-log p(x, c, d).
+    """Joint energy -log p(x, c, d).
 
     >>> ones = jnp.ones((1, 1))
     >>> params, x = Params(ones, 2 * ones, 3 * ones, jnp.array(1.0)), jnp.array([3.0])
@@ -133,15 +139,14 @@ def joint(params: Params, x: Float[Array, " site"], latents: Latents) -> Scalar:
     """
     _check(params, x, latents)
     base = prior(params)
-    sums = coefficients(params, latents) @ params.basis.T
-    apart = (x - sums) / params.noise
-    each = jnp.log(params.noise) + math.log(2 * math.pi) / 2
-    misfit = jnp.sum(apart**2) / 2 + len(x) * each
-    return misfit + base.energy(latents) + base.log_z.astype(misfit.dtype)
+    mean = coefficients(params, latents) @ params.basis.T
+    residual_energy = noise_energy(x - mean, params.noise)
+    log_z = base.log_z.astype(residual_energy.dtype)
+    return residual_energy + base.energy(latents) + log_z
 
 
 def prior(params: Params) -> Product:
-    """The prior of the latents, as a base.
+    """Prior of the latents, as a base.
 
     >>> base = prior(init(jax.random.key(0), 4, 3, num_positive=2))
     >>> float(base.energy(Latents(-jnp.ones(3), jnp.ones(2))))
@@ -152,20 +157,20 @@ def prior(params: Params) -> Product:
 
 
 def bounds(params: Params) -> Bounds:
-    """Where samplers must keep the latents: d at zero or above.
+    """Bounds of the latents for samplers: d is at 0 or above.
 
     >>> bounds(init(jax.random.key(0), 4, 3, num_positive=2)).lower.tolist()
     [-inf, -inf, -inf, 0.0, 0.0]
     """
     signed, positive = params.linear.shape[1], params.modulation.shape[1]
-    free, none = jnp.full(signed, -jnp.inf), jnp.zeros(positive)
-    return Bounds(lower=jnp.concatenate([free, none]))
+    no_bound, zero = jnp.full(signed, -jnp.inf), jnp.zeros(positive)
+    return Bounds(lower=jnp.concatenate([no_bound, zero]))
 
 
 def sample(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Latents]:
-    """Draws of `(x, latents)`.
+    """Return `num_draws` draws of `(x, latents)`.
 
     >>> params = init(jax.random.key(0), 4, 3, num_positive=2)
     >>> x, latents = sample(jax.random.key(1), params, num_draws=5)
@@ -184,7 +189,7 @@ def sample(
 
 
 def chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the noise, and lets all else move.
+    """Chart for `fit` that fixes the noise at its current value.
 
     >>> params = init(jax.random.key(0), 4, 3, num_positive=2, noise=0.5)
     >>> found = chart(params).inverse(jax.tree.map(jnp.zeros_like, params))
@@ -195,11 +200,12 @@ def chart(params: Params) -> Frozen:
 
 
 def canonical(params: Params) -> Params:
-    """The same model: rows of T and P of length 1, signs and orders settled.
+    """Parameters of the same model in a canonical form.
 
-    The largest entries of the columns of B and of T and of the rows of P are above
-    zero; coefficients are in the order of the lengths of columns of B, c and d in that
-    of the columns of T and of P.
+    Rows of T and P have length 1. In each column of B, column of T and row of P, the
+    entry of largest magnitude is positive. Coefficients are sorted by the length of
+    their column of B, and the entries of c and d by that of their column of T or P, the
+    longest first.
 
     >>> ones = jnp.ones((1, 1))
     >>> found = canonical(Params(-ones, 2 * ones, 3 * ones, jnp.array(0.1)))
@@ -208,9 +214,9 @@ def canonical(params: Params) -> Params:
     """
     basis, linear, modulation, noise = params
     basis = basis * (lengths(linear) * lengths(modulation))[None]
-    upright, basis_signs = signs(modulation), signs(basis.T)
-    linear = linear / lengths(linear)[:, None] * (upright * basis_signs)[:, None]
-    modulation = modulation / lengths(modulation)[:, None] * upright[:, None]
+    row_signs, basis_signs = signs(modulation), signs(basis.T)
+    linear = linear / lengths(linear)[:, None] * (row_signs * basis_signs)[:, None]
+    modulation = modulation / lengths(modulation)[:, None] * row_signs[:, None]
     basis = basis * basis_signs[None]
     linear = linear * signs(linear.T)[None]
     order, signed = longest_first(basis.T), longest_first(linear.T)
@@ -234,6 +240,6 @@ def _check(params, x, latents):
     shapes = (x.shape, latents.c.shape, latents.d.shape)
     if shapes != ((size,), (signed,), (positive,)):
         raise ValueError(
-            f"params are of {size} sites, {signed} signed and {positive} positive "
-            f"latents, got x, c and d of shapes {shapes}"
+            f"x, c and d must have the {size} sites, {signed} signed and {positive} "
+            f"positive latents of params, got shapes {shapes}"
         )

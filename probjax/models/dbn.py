@@ -1,24 +1,25 @@
-"""Deep belief networks: restricted Boltzmann machines in a stack.
+"""Deep belief networks: stacks of restricted Boltzmann machines.
 
-The hidden layer of each machine is the visible one of the next. The network keeps of
-the machines below the way down alone, and of the top one all:
+The hidden layer of each machine is the visible layer of the next one. The network has
+the joint distribution of the top machine, and of each machine below only the
+conditional distribution of its visible units:
 
     p(x, h_1, ..., h_(n-1)) = p_1(x | h_1) p_2(h_1 | h_2) ... p_n(h_(n-1)).
 
-Its parameters are a tuple of `rbm.Params`, the bottom first, learned one at a time
-(`fit_layers`): each from what the one below makes of the data. With Q the way up, a
-product of the machines' conditionals,
+Its parameters are a tuple of `rbm.Params`, the bottom machine first. `fit_layers`
+learns one machine after the other, each from hidden units of the machine below, drawn
+given the data. Let Q(h | x) be the product of the machines' conditionals of hidden
+units, from the bottom up, and E' the energy of a machine with exchanged layers. Then
 
     log p(x) >= mean over Q(h | x) of -F(x, h) - log Z_n,
     F(x, h) = E_1(x) + sum_l (E_(l+1)(h_l) - E'_l(h_l)),
 
 because
 
-    log p_l(h_(l-1) | h_l) - log Q(h_l | h_(l-1)) = E'_l(h_l) - E_l(h_(l-1)),
+    log p_l(h_(l-1) | h_l) - log Q(h_l | h_(l-1)) = E'_l(h_l) - E_l(h_(l-1)).
 
-E' being the energy of a machine with its layers exchanged. Where each machine is the
-one below turned over, F is E_1(x) and the bound is log p_1(x): a layer that begins so
-can only improve on what is there.
+If each machine is the one below with exchanged layers, then F is E_1(x) and the bound
+is log p_1(x). So learning that starts a new layer there can only improve the bound.
 
 Reference: thesis, "Deep Belief Network"; Hinton, Osindero and Teh, Neural Computation
 18, 1527 (2006); Salakhutdinov and Murray, ICML 2008.
@@ -39,6 +40,7 @@ from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
 from probjax.models import rbm
+from probjax.models.rbm.layers import draw_bits
 from probjax.runs.driver import Watch
 from probjax.samplers.sample import Draws
 from probjax.samplers.sample import sample as sample_chains
@@ -47,10 +49,11 @@ from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 Layers = Sequence[rbm.Params]
 MOST_PAIRS = 2**22
+"""Most pairs of states of two layers that `log_prob` enumerates."""
 
 
 class Generated(NamedTuple):
-    """The outcome of `sample`.
+    """Result of `sample`.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
     >>> found = sample(jax.random.key(2), layers, jnp.zeros((5, 3)), num_draws=2)
@@ -59,11 +62,11 @@ class Generated(NamedTuple):
     """
 
     x: Float[Array, "chain draw visible"]
-    """States of the network."""
+    """Draws of the visible units of the network."""
     means: Float[Array, "chain draw visible"]
-    """The probabilities they were drawn by: smoother to look at."""
+    """Probabilities from which the bits of `x` were drawn, for smoother images."""
     top: Draws
-    """The draws of the top machine that they come from."""
+    """Draws of the top machine from which `x` was generated."""
 
 
 def fit_layers(
@@ -74,15 +77,17 @@ def fit_layers(
     num_layers: int,
     layers: Layers = (),
 ) -> tuple[rbm.Params, ...]:
-    """A stack of machines, each learned from what the one below makes of the data.
+    """Learn a stack of machines, each from the hidden units of the machine below.
 
-    The hidden units of each row are drawn once a layer.
+    For each layer, the hidden units of each row are drawn once.
 
     Args:
-        learn: `learn(key, below, data)`, the next machine, given those below it and the
-            rows that it is to learn, with the weights of the data.
-        num_layers: how many machines the stack is to have.
-        layers: machines at its bottom that are there already.
+        learn: function `learn(key, below, data)` that returns the next machine, given
+            the machines below it and the rows from which it learns, which have the
+            weights of the original data.
+        data: rows of bits.
+        num_layers: total number of machines in the stack.
+        layers: machines at the bottom that are already learned.
 
     >>> from probjax import ContrastiveDivergence, exact, fit
     >>> import optax
@@ -104,14 +109,14 @@ def fit_layers(
             stack = (*stack, learn(learn_key, stack, data))
             _check_stack(stack)
         if number + 1 < num_layers:
-            data = data._replace(x=_risen(up_key, stack[number], data.x))
+            data = data._replace(x=_sample_hidden(up_key, stack[number], data.x))
     return stack
 
 
 def up_means(
     layers: Layers, x: Float[Array, " visible"]
 ) -> tuple[Float[Array, " hidden"], ...]:
-    """The means of all hidden layers, the bottom first, each given those below it.
+    """Means of all hidden layers, the bottom first, each given the means below it.
 
     >>> key = jax.random.key(0)
     >>> layers = [rbm.init(key, *size, scale=0.0) for size in [(3, 2), (2, 1)]]
@@ -128,7 +133,7 @@ def up_means(
 def up_samples(
     key: PRNGKeyArray, layers: Layers, x: Float[Array, " visible"]
 ) -> tuple[Float[Array, " hidden"], ...]:
-    """Draws of all hidden layers, the bottom first, each given the one below it: Q.
+    """Draw all hidden layers from Q, the bottom first, each given the layer below it.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 1)]
     >>> [bits.shape for bits in up_samples(jax.random.key(2), layers, jnp.ones(3))]
@@ -145,10 +150,13 @@ def up_samples(
 def down_samples(
     key: PRNGKeyArray, layers: Layers, hidden: Float[Array, " hidden"]
 ) -> tuple[Float[Array, " visible"], Float[Array, " visible"]]:
-    """A state drawn from the top of `layers` down, and the means it was drawn by.
+    """Draw visible units from the top of `layers` down; return them and their means.
 
-    Of a network these are `layers[:-1]`, and `hidden` is a state of the top machine.
-    With no layers it is `hidden` itself.
+    To draw from a network, pass `layers[:-1]` and a visible state of the top machine.
+    Without layers, both results are `hidden` itself.
+
+    Args:
+        hidden: hidden units of the last of `layers`.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2, scale=0.0)]
     >>> x, means = down_samples(jax.random.key(1), layers, jnp.ones(2))
@@ -159,8 +167,7 @@ def down_samples(
     x = means = hidden
     for number, layer in reversed(list(enumerate(layers))):
         means = rbm.visible_means(layer, x)
-        levels = random.uniform(random.fold_in(key, number), means.shape, means.dtype)
-        x = (levels < means).astype(means.dtype)
+        x = draw_bits(random.fold_in(key, number), means)
     return x, means
 
 
@@ -174,15 +181,17 @@ def sample(
     thin: int = 1,
     watch: Watch | None = None,
 ) -> Generated:
-    """Draw from the network: Gibbs sampling of the top machine, then the way down.
+    """Draw from the network: block Gibbs sampling of the top machine, then downwards.
 
-    It begins at the hidden units of the top machine, drawn given its visible ones, so
-    that one machine is a network too. The rest are of the top machine's chains, as of
-    `probjax.sample`.
+    For each draw of the top machine's visible units, its hidden units are drawn, and
+    then all layers from there down. So a single machine is a network, too.
 
     Args:
-        x: visible states with a leading axis of chains, as rows of data. What the way
-            up makes of them starts the top machine.
+        x: visible states with a leading axis of chains, such as rows of data. Hidden
+            layers are drawn upwards from them, up to the visible units of the top
+            machine, at which its chains start.
+        num_draws, num_warmup, thin, watch: as for `probjax.sample`, for the chains of
+            the top machine.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
     >>> start = jnp.zeros((5, 3))
@@ -192,7 +201,7 @@ def sample(
     rows = _checked_rows(layers, x).x
     up_key, top_key, down_key = jax.random.split(key, 3)
     for number, layer in enumerate(layers[:-1]):
-        rows = _risen(jax.random.fold_in(up_key, number), layer, rows)
+        rows = _sample_hidden(jax.random.fold_in(up_key, number), layer, rows)
     draws = sample_chains(
         top_key,
         rbm.energy,
@@ -204,17 +213,17 @@ def sample(
         thin=thin,
         watch=watch,
     )
-    bits, means = _fallen(down_key, tuple(layers), draws.x)
+    bits, means = _sample_down(down_key, tuple(layers), draws.x)
     return Generated(bits, means, draws)
 
 
 def bound_energy(layers: Layers, states: Sequence[Float[Array, " unit"]]) -> Scalar:
-    """F(x, h), whose mean over Q bounds -log p(x) - log Z_n from above.
+    """F(x, h), whose mean over Q is an upper bound on -log p(x) - log Z_n.
 
-    Also log p(x) = log mean over Q of exp(-F(x, h)) - log Z_n, exactly.
+    Moreover, log p(x) = log(mean over Q of exp(-F(x, h))) - log Z_n exactly.
 
     Args:
-        states: x and the hidden layers below the top one: `(x, *up_samples(...)[:-1])`.
+        states: x and all hidden layers except the last: `(x, *up_samples(...)[:-1])`.
 
     >>> machine, x = rbm.init(jax.random.key(0), 3, 2), jnp.ones(3)
     >>> layers = [machine, rbm.transpose(machine)]
@@ -224,7 +233,8 @@ def bound_energy(layers: Layers, states: Sequence[Float[Array, " unit"]]) -> Sca
     """
     if len(states) != len(layers):
         raise ValueError(
-            f"states must be x and {len(layers) - 1} hidden layers, got {len(states)}"
+            f"states must be x and {len(layers) - 1} hidden layers, got {len(states)} "
+            "arrays"
         )
     total = rbm.energy(layers[0], states[0])
     for below, above, hidden in zip(layers[:-1], layers[1:], states[1:], strict=True):
@@ -240,19 +250,20 @@ def log_likelihood_bound(
     *,
     num_draws: int = 10,
 ) -> Estimate:
-    """A bound from below on the mean of log p(x) over rows.
+    """Lower bound on the mean of log p(x) over rows.
 
-    Its `stderr` is that of the draws of hidden layers and that of log Z. There is no
-    `upper`: nothing here tells how far below the likelihood the bound is. A log Z that
-    is too low makes it too high: `sandwich` bounds that, and `lower` with it.
+    `stderr` combines the errors of the draws of hidden layers and of log Z. `upper` is
+    nan, because the distance between the bound and the likelihood is unknown. If log Z
+    is underestimated, the bound is too high; pass the result of `sandwich`, which
+    bounds log Z, to make `lower` reliable.
 
     Args:
-        annealed: of the top machine, `layers[-1]`: what `ais` or `sandwich` gave.
-        num_draws: draws of the hidden layers for every row.
+        annealed: result of `ais` or `sandwich` for the top machine, `layers[-1]`.
+        num_draws: number of draws of the hidden layers for each row, at least 2.
 
     >>> from probjax import ais
     >>> machine, data = rbm.init(jax.random.key(0), 3, 2, scale=1.0), jnp.eye(3)
-    >>> layers = [machine, rbm.transpose(machine)]  # of which the bound loses nothing
+    >>> layers = [machine, rbm.transpose(machine)]  # so that the bound is exact
     >>> base, path = rbm.start_growth(layers[-1], jnp.zeros((1, 2)))
     >>> annealed = ais(jax.random.key(1), rbm.energy, layers[-1], base, path=path,
     ...                sampler=rbm.BlockGibbs(), num_particles=100, num_steps=50)
@@ -277,9 +288,9 @@ def log_likelihood_bound(
 
 
 def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
-    """Log p(x) of one state, exactly, by all states of all hidden layers but the top.
+    """Exact log p(x) of one state, by enumeration of all hidden layers except the last.
 
-    Two layers that follow each other must not have more than 22 units together.
+    Two consecutive ones of these layers must have at most 22 units together.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
     >>> log_p = jax.vmap(log_prob, (None, 0))(layers, enumeration.states(3))
@@ -290,14 +301,14 @@ def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
     top = layers[-1]
     if len(layers) == 1:
         return -rbm.energy(top, x) - rbm.log_z(top)
-    # From the top down: the table of log p of every state of a layer.
+    # Table of log p for every state of a layer, from the top layer down.
     table = enumeration.log_probs(rbm.energy, top, len(top.visible_bias))
     for layer in reversed(layers[1:-1]):
         visible, hidden = layer.weight.shape
         if 2 ** (visible + hidden) > MOST_PAIRS:
             raise ValueError(
-                "layers must have at most 22 units together with the next, got "
-                f"{visible} and {hidden}"
+                "consecutive hidden layers must have at most 22 units together, got "
+                f"{visible} and {hidden}; try log_likelihood_bound"
             )
         below, above = enumeration.states(visible), enumeration.states(hidden)
         given = jax.vmap(partial(_log_conditional, layer), (0, None))
@@ -309,19 +320,25 @@ def log_prob(layers: Layers, x: Float[Array, " visible"]) -> Scalar:
 
 
 def _log_conditional(layer, x, hidden):
-    """Log p(x | h) of one machine."""
+    """Log p(x | h) for one machine."""
     return jnp.sum(log_sigmoid((2 * x - 1) * rbm.visible_log_odds(layer, hidden)))
 
 
 @jax.jit
-def _risen(key, layer, x):
+def _sample_hidden(key, layer, x):
     keys = jax.random.split(key, len(x))
     return jax.vmap(rbm.sample_hidden, (0, None, 0))(keys, layer, x)
 
 
 @jax.jit
-def _fallen(key, layers, x):
-    """Down from the top machine's hidden units, drawn given its visible `x`."""
+def _sample_down(key, layers, x):
+    """Draw visible units of the network, given those of the top machine.
+
+    The hidden units of the top machine are drawn first.
+
+    Args:
+        x: visible units of the top machine `(chain, draw, unit)`.
+    """
 
     def one(key, x):
         up_key, down_key = random.split(key)
@@ -333,28 +350,29 @@ def _fallen(key, layers, x):
 
 @partial(jax.jit, static_argnums=3)
 def _gains(key, layers, x, num_draws):
-    """What is to be added to -E_1(x): means over draws and their standard errors."""
+    """Mean over draws of E_1(x) - F(x, h) for each row, and its standard error."""
 
-    def drawn(key, x):
+    def one_draw(key, x):
         hidden = up_samples(key, layers[:-1], x)
         return rbm.energy(layers[0], x) - bound_energy(layers, (x, *hidden))
 
     def add(carry, number):
         keys = jax.random.split(jax.random.fold_in(key, number), len(x))
-        gain = jax.vmap(drawn)(keys, x)
-        mean, spread = carry
+        gain = jax.vmap(one_draw)(keys, x)
+        # Welford's update of the mean and of the sum of squared deviations.
+        mean, squares = carry
         change = gain - mean
         mean = mean + change / (number + 1)
-        return (mean, spread + change * (gain - mean)), None
+        return (mean, squares + change * (gain - mean)), None
 
-    nothing = jnp.zeros(len(x), layers[0].weight.dtype)
+    zeros = jnp.zeros(len(x), layers[0].weight.dtype)
     numbers = jnp.arange(num_draws)
-    (mean, spread), _ = jax.lax.scan(add, (nothing, nothing), numbers)
-    return mean, jnp.sqrt(spread / (num_draws * (num_draws - 1)))
+    (mean, squares), _ = jax.lax.scan(add, (zeros, zeros), numbers)
+    return mean, jnp.sqrt(squares / (num_draws * (num_draws - 1)))
 
 
 def _checked_rows(layers, data):
-    """`data` as complete rows of bits that `layers`, if there are any, stand on."""
+    """Return `data` as complete rows of bits; raise if they do not fit `layers`."""
     data = as_data(data)
     refuse_mask(data, "hidden layers are drawn given complete rows")
     shape = jnp.shape(data.x)
@@ -363,18 +381,19 @@ def _checked_rows(layers, data):
     _check_stack(layers)
     if layers and len(layers[0].visible_bias) != shape[1]:
         raise ValueError(
-            f"the first layer must have the {shape[1]} units of a row, got "
-            f"{len(layers[0].visible_bias)}"
+            f"the first of layers must have the {shape[1]} units of a row, got "
+            f"{len(layers[0].visible_bias)} visible units"
         )
     return data._replace(x=binary(data.x))
 
 
 def _check_stack(layers):
-    """Refuse machines that do not stand on each other."""
+    """Raise if the sizes of consecutive machines do not fit."""
     for number, (below, above) in enumerate(zip(layers[:-1], layers[1:], strict=True)):
         if len(below.hidden_bias) != len(above.visible_bias):
             raise ValueError(
-                f"layers must fit: layers[{number}] has {len(below.hidden_bias)} "
-                f"hidden units and layers[{number + 1}] {len(above.visible_bias)} "
-                "visible ones"
+                "each of layers must have as many visible units as the one below has "
+                f"hidden units, got {len(below.hidden_bias)} hidden units of "
+                f"layers[{number}] and {len(above.visible_bias)} visible units of "
+                f"layers[{number + 1}]"
             )

@@ -1,23 +1,24 @@
-"""Products of experts: each likes the response of one linear filter to be small.
+"""Products of experts: each expert favours small responses of one linear filter.
 
     E(x) = sum_l lambda_l log(1 + (f_l x)^2)       Student's t experts
     E(x) = sum_l lambda_l |f_l x|                  Laplace experts
 
-The rows f_l of `filters` are the experts'. With as many experts as sites the responses
-u = F x are independent, so that the partition function is a product of integrals over
-one response each, over |det F|, and exact draws are x = F^-1 u:
+The filter f_l of each expert is a row of F = `filters`. With as many experts as sites,
+the responses u = F x are independent. Then Z is a product of one integral per response,
+divided by |det F|, and x = F^-1 u is an exact draw:
 
     log Z = sum_l [log(pi) / 2 + ln Gamma(lambda_l - 1/2) - ln Gamma(lambda_l)]
             - log|det F|                           Student's t, every lambda_l > 1/2
     log Z = sum_l log(2 / lambda_l) - log|det F|   Laplace
 
-A Student's t expert is a t density of nu = 2 lambda - 1 degrees of freedom in
-u sqrt(nu): its moments from order nu on are infinite.
+For a Student's t expert, u sqrt(nu) has a t distribution with nu = 2 lambda - 1 degrees
+of freedom, so the moments of u of order nu and above are infinite.
 
-The order and the signs of the filters are open. A Laplace expert's strength is nothing
-but the length of its filter, so that `laplace_chart` holds it; that of a Student's t
-expert is the order of its tails, and `student_t_chart` keeps it where it may be.
-`laplace_canonical` and `student_t_canonical` settle what is open.
+The model does not change with the order and the signs of the filters. The strength of a
+Laplace expert only multiplies its filter, so `laplace_chart` fixes it. The strength of
+a Student's t expert determines its tails, and `student_t_chart` keeps it in the range
+where Z is finite. `laplace_canonical` and `student_t_canonical` pick one of all
+equivalent parameters.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", product of experts;
 Hinton, Neural Computation 14, 1771 (2002).
@@ -34,14 +35,15 @@ from jax.scipy.special import gammaln
 from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
-from probjax.models.canonical import longest_first, signs
+from probjax.models.checks import check_size
+from probjax.models.symmetries import longest_first, signs
 from probjax.potential import closed_form
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
-    """A filter and a strength for every expert.
+    """A filter and a strength for each expert.
 
     >>> params = Params(filters=jnp.eye(2), strength=jnp.array([1.0, 2.0]))
     >>> float(laplace(params, jnp.array([1.0, -2.0])))  # 1 |1| + 2 |-2|
@@ -49,19 +51,19 @@ class Params(NamedTuple):
     """
 
     filters: Float[Array, "expert site"]
-    """The rows f_l: what each expert responds to."""
+    """F, with the filter f_l of each expert as a row."""
     strength: Float[Array, " expert"]
-    """lambda_l: how much a response costs."""
+    """lambda_l: factor of each expert's energy."""
 
 
 def init(key: PRNGKeyArray, size: int, num_experts: int | None = None) -> Params:
-    """Independent normal filters, and strengths of 1.
+    """Return independent normal filters, and strengths of 1.
 
-    White data of variance 1 have responses of variance 1.
+    The responses to white data of variance 1 have variance 1.
 
     Args:
         size: number of sites.
-        num_experts: as many as sites if None, so that log Z is known.
+        num_experts: number of experts; None for `size`, so that log Z is known.
 
     >>> params = init(jax.random.key(0), 4, 8)
     >>> params.filters.shape, params.strength.shape
@@ -75,10 +77,10 @@ def init(key: PRNGKeyArray, size: int, num_experts: int | None = None) -> Params
 
 
 def laplace_unnormalisable(params: Params) -> str:
-    """What leaves Laplace experts without a finite Z, in words; "" if nothing does.
+    """Reason why Laplace experts do not have a finite Z; "" if none is detected.
 
-    Experts of strength 0 count for nothing. Negative strengths are none of an expert,
-    whatever the others make good.
+    Experts of strength 0 are ignored. A negative strength is always a reason, even if
+    the other experts would make Z finite.
 
     >>> laplace_unnormalisable(Params(jnp.eye(2), jnp.array([1.0, -1.0])))
     'strengths must not be negative, got -1'
@@ -94,18 +96,18 @@ def laplace_unnormalisable(params: Params) -> str:
     if rank < size:
         return (
             f"the filters of experts of positive strength span {rank} of {size} "
-            "directions, and along the others nothing falls off"
+            "directions, and the energy is constant along the others"
         )
     return ""
 
 
 def student_t_unnormalisable(params: Params) -> str:
-    """What leaves Student's t experts without a finite Z, in words; "" if not seen.
+    """Reason why Student's t experts do not have a finite Z; "" if none is detected.
 
-    As for Laplace experts, and as many experts as sites need strengths above 1/2. With
-    more, those that respond somewhere in a subspace V must have
-    sum_l 2 lambda_l > dim V, for every V. Only the whole space is looked at, so that
-    this is necessary, and not sufficient.
+    The conditions of Laplace experts apply. In addition, if there are as many experts
+    as sites, each strength must be above 1/2. If there are more, each subspace V must
+    have sum_l 2 lambda_l > dim V, with the sum over the experts that respond to V. This
+    is tested for the whole space only, so the test is necessary but not sufficient.
 
     >>> student_t_unnormalisable(Params(jnp.eye(2), jnp.array([1.0, 0.5])))
     'as many experts as sites need strengths above 1/2, got 0.5'
@@ -130,17 +132,17 @@ def student_t_unnormalisable(params: Params) -> str:
 
 
 def filter_rank(filters: np.ndarray) -> int:
-    """How many directions the rows of a concrete matrix span."""
+    """Rank of the rows of a concrete matrix, after each is scaled to length 1."""
     if not len(filters):
         return 0
-    # Of rows of one length, as a long one would drown the others.
+    # Without the scaling, a long row would make the others count as zero.
     lengths = np.linalg.norm(filters, axis=1, keepdims=True)
     return int(np.linalg.matrix_rank(filters / np.where(lengths > 0, lengths, 1)))
 
 
 @closed_form(unnormalisable=student_t_unnormalisable)
 def student_t(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_l lambda_l log(1 + (f_l x)^2) of one state.
+    """Energy sum_l lambda_l log(1 + (f_l x)^2) of one state.
 
     >>> params = Params(jnp.eye(2), jnp.array([1.0, 2.0]))
     >>> round(float(student_t(params, jnp.array([1.0, 1.0]))), 4)  # 3 log 2
@@ -152,7 +154,7 @@ def student_t(params: Params, x: Float[Array, " site"]) -> Scalar:
 
 @closed_form(unnormalisable=laplace_unnormalisable)
 def laplace(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_l lambda_l |f_l x| of one state.
+    """Energy sum_l lambda_l |f_l x| of one state.
 
     >>> params = Params(jnp.eye(2), jnp.array([1.0, 2.0]))
     >>> float(laplace(params, jnp.array([1.0, 1.0])))
@@ -163,13 +165,13 @@ def laplace(params: Params, x: Float[Array, " site"]) -> Scalar:
 
 
 def student_t_log_z(params: Params) -> Scalar:
-    """Log Z of as many Student's t experts as sites; inf if it is not finite.
+    """Log Z of Student's t experts, one for each site; inf if Z is infinite.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> round(float(student_t_log_z(params)), 4)  # 2 log pi
     2.2895
     """
-    _check_complete(params)
+    _check_square(params)
     strength = params.strength
     each = jnp.log(jnp.pi) / 2 + gammaln(strength - 0.5) - gammaln(strength)
     each = jnp.where(strength > 0.5, each, jnp.inf)
@@ -177,13 +179,13 @@ def student_t_log_z(params: Params) -> Scalar:
 
 
 def laplace_log_z(params: Params) -> Scalar:
-    """Log Z of as many Laplace experts as sites; inf if it is not finite.
+    """Log Z of Laplace experts, one for each site; inf if Z is infinite.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> round(float(laplace_log_z(params)), 4)  # 2 log 2
     1.3863
     """
-    _check_complete(params)
+    _check_square(params)
     each = jnp.where(params.strength > 0, jnp.log(2 / params.strength), jnp.inf)
     return jnp.sum(each) - jnp.linalg.slogdet(params.filters)[1]
 
@@ -191,31 +193,31 @@ def laplace_log_z(params: Params) -> Scalar:
 def sample_student_t(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws from as many Student's t experts as sites.
+    """Return exact draws of x for as many Student's t experts as sites.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> draws = sample_student_t(jax.random.key(0), params, num_draws=1000)
-    >>> share = (jnp.abs(draws) < 1).mean()  # of Cauchy variables, a half
+    >>> share = (jnp.abs(draws) < 1).mean()  # 1/2 for Cauchy variables
     >>> bool(jnp.abs(share - 0.5) < 0.1)
     True
     """
     _check_draws(params, student_t_unnormalisable(params), num_draws)
     shape, dtype = (num_draws, len(params.strength)), float_dtype(params)
     normal_key, gamma_key = random.split(key)
-    # t / sqrt(nu) is a normal over the root of twice a gamma variable, whose logarithm
-    # is taken as it underflows itself where a strength is little above 1/2.
+    # t / sqrt(nu) is a normal divided by sqrt(2 g) for a gamma variable g. log g is
+    # drawn, because g underflows if a strength is barely above 1/2.
     shapes = params.strength.astype(dtype) - 0.5
     log_gamma = jax.random.loggamma(
         gamma_key, jnp.broadcast_to(shapes, shape), dtype=dtype
     )
     noise = random.normal(normal_key, shape, dtype)
-    return _states(params, noise * jnp.exp(-log_gamma / 2) / math.sqrt(2))
+    return _states_of(params, noise * jnp.exp(-log_gamma / 2) / math.sqrt(2))
 
 
 def sample_laplace(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws from as many Laplace experts as sites.
+    """Return exact draws of x for as many Laplace experts as sites.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> draws = sample_laplace(jax.random.key(0), params, num_draws=1000)
@@ -225,14 +227,15 @@ def sample_laplace(
     _check_draws(params, laplace_unnormalisable(params), num_draws)
     shape = (num_draws, len(params.strength))
     noise = jax.random.laplace(key, shape, float_dtype(params))
-    return _states(params, noise / params.strength[None])
+    return _states_of(params, noise / params.strength[None])
 
 
 def student_t_chart(params: Params) -> Composed:
-    """A chart for `fit` that keeps strengths above 0; above 1/2 if there are as many
-    experts as sites, as these have no finite Z otherwise.
+    """Chart for `fit` that keeps strengths in the range where Z is finite.
 
-    More experts than sites may still become too weak together: `ais` refuses them then.
+    The range is above 1/2 if there are as many experts as sites, and above 0 otherwise.
+    With more experts than sites, all strengths together may still become too small for
+    a finite Z; then `ais` raises an error.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> chart = student_t_chart(params)
@@ -242,7 +245,7 @@ def student_t_chart(params: Params) -> Composed:
     """
     _check_strength(params)
     experts, size = params.filters.shape
-    # As near to 1/2 as can be told from it where numbers are of single precision.
+    # Above 1/2 by a margin that single precision resolves.
     least = 0.5 + 1e-6 if experts == size else 0.0
     found = np.asarray(params.strength).min() if is_concrete(params) else np.inf
     if not found > least:
@@ -255,7 +258,7 @@ def student_t_chart(params: Params) -> Composed:
 
 
 def laplace_chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the strengths, and lets the filters move.
+    """Chart for `fit` that fixes the strengths at their current values.
 
     >>> params = Params(jnp.eye(2), jnp.ones(2))
     >>> moved = Params(2 * jnp.eye(2), jnp.full(2, 7.0))
@@ -267,7 +270,9 @@ def laplace_chart(params: Params) -> Frozen:
 
 
 def student_t_canonical(params: Params) -> Params:
-    """The same energy: the longest filter first, largest entries above zero.
+    """Parameters of the same energy with ordered filters and fixed signs.
+
+    The longest filter comes first. The entry of largest magnitude of each is positive.
 
     >>> params = Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]), jnp.array([1.0, 2.0]))
     >>> found = student_t_canonical(params)
@@ -280,7 +285,9 @@ def student_t_canonical(params: Params) -> Params:
 
 
 def laplace_canonical(params: Params) -> Params:
-    """The same energy: strengths of 1, signs and order as for Student's t experts.
+    """Parameters of the same energy with strengths of 1.
+
+    Signs and order of the filters are those of `student_t_canonical`.
 
     >>> params = Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]), jnp.array([1.0, 2.0]))
     >>> found = laplace_canonical(params)
@@ -293,27 +300,27 @@ def laplace_canonical(params: Params) -> Params:
 
 
 def _responses(params, x):
-    # The state first: over many states this is a product without transposes.
+    # With the state first, this product needs no transposes under vmap.
     return x @ params.filters.T
 
 
-def _states(params, responses):
+def _states_of(params, responses):
     return jnp.linalg.solve(params.filters, responses.T).T
 
 
-def _check_draws(params, trouble, num_draws):
-    _check_complete(params)
+def _check_draws(params, reason, num_draws):
+    _check_square(params)
     check_count("num_draws", num_draws)
-    if trouble:
-        raise ValueError(f"the model has no draws: {trouble}")
+    if reason:
+        raise ValueError(f"the model has no draws: {reason}")
 
 
-def _check_complete(params):
+def _check_square(params):
     experts, size = params.filters.shape
     if experts != size:
         raise ValueError(
-            f"this is known for as many experts as sites, got {experts} experts of "
-            f"{size} sites"
+            f"params must have as many experts as sites, got {experts} experts of "
+            f"{size} sites; try ais for log Z and HMC for draws"
         )
     _check_strength(params)
 
@@ -329,6 +336,4 @@ def _check_strength(params):
 
 def _check(params, x):
     _check_strength(params)
-    size = params.filters.shape[1]
-    if x.shape != (size,):
-        raise ValueError(f"x must have the {size} sites of params, got shape {x.shape}")
+    check_size("x", x, params.filters.shape[1], "sites")

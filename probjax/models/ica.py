@@ -2,21 +2,22 @@
 
     E(x) = sum_k |J_k x|,    log Z = K log 2 - log|det J|
 
-with the absolute value of the determinant of the filters J (K x K, rows J_k), where the
-thesis prints |J^-1|. Responses u = J x are independent Laplace variables, so that exact
-draws are x = J^-1 u, and the columns of J^-1 are what each of them adds to the data.
-These are Laplace experts of strength 1, as many as sites. Singular filters respond to
-nothing along some direction and have no density: log Z is infinite, and drivers that
-need it refuse them.
+The filters J_k are the rows of J (K x K). Log Z has the absolute value of the
+determinant of J; the thesis prints |J^-1|. The responses u = J x are independent
+Laplace variables, so x = J^-1 u is an exact draw, and column k of J^-1 is the
+contribution of component k to the data. The model is a product of K Laplace experts of
+strength 1. If J is singular, the energy is constant along some direction and log Z is
+infinite; drivers that need log Z then raise an error.
 
-The order and the signs of the filters are open; their lengths are not, as they are the
-scales of the responses. `canonical` has the longest filter first and the largest entry
-of each above zero. `amari_distance` compares filters whatever their order, signs and
-lengths.
+The model does not change with the order and the signs of the filters. Their lengths
+matter, because they are the inverse scales of the components. `canonical` puts the
+longest filter first and makes the entry of largest magnitude of each positive.
+`amari_distance` compares filters irrespective of order, signs and lengths.
 
-A fit by `MaximumLikelihood(energy, log_z=log_z)` finds a mean of absolute values, which
-has a kink wherever a response is zero: its gradient falls no further than about the
-length of a row over the number of rows; choose `stop=GradientNorm(...)` accordingly.
+`MaximumLikelihood(energy, log_z=log_z)` minimises a mean of absolute values, which has
+a kink wherever a response is zero. So the norm of its gradient stays above about the
+length of a row divided by the number of rows; choose `stop=GradientNorm(...)`
+accordingly.
 
 Reference: thesis, "Independent Component Analysis"; Bell and Sejnowski, Neural
 Computation 7, 1129 (1995).
@@ -31,14 +32,15 @@ import numpy as np
 
 from probjax import random
 from probjax.checks import check_count, is_concrete
-from probjax.models.canonical import lengths, longest_first, signs
+from probjax.models.checks import check_size
 from probjax.models.experts import filter_rank
+from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.potential import closed_form
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
-    """A filter for every component.
+    """A filter for each component.
 
     >>> params = Params(filters=jnp.array([[1.0, 0.0], [1.0, 2.0]]))
     >>> float(energy(params, jnp.array([1.0, -1.0])))  # |1| + |1 - 2|
@@ -46,11 +48,13 @@ class Params(NamedTuple):
     """
 
     filters: Float[Array, "component site"]
-    """J: its rows J_k are what each component responds to."""
+    """J, with the filter J_k of each component as a row."""
 
 
 def init(key: PRNGKeyArray, size: int) -> Params:
-    """Independent normal filters, to which white data respond with variance 1.
+    """Return independent normal filters.
+
+    Their responses to white data of variance 1 have variance 1.
 
     Args:
         size: number of sites, and of components.
@@ -63,7 +67,7 @@ def init(key: PRNGKeyArray, size: int) -> Params:
 
 
 def unnormalisable(params: Params) -> str:
-    """What leaves the model without a finite Z, in words; "" if nothing does.
+    """Reason why the model does not have a finite Z; "" if none is detected.
 
     >>> unnormalisable(Params(jnp.array([[1.0, 2.0], [2.0, 4.0]]))).split(",")[0]
     'the filters are singular: they span 1 of 2 directions'
@@ -79,28 +83,26 @@ def unnormalisable(params: Params) -> str:
     if rank < size:
         return (
             f"the filters are singular: they span {rank} of {size} directions, and "
-            "along the others nothing falls off"
+            "the energy is constant along the others"
         )
     return ""
 
 
 @closed_form(unnormalisable=unnormalisable)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy sum_k |J_k x| of one state.
+    """Energy sum_k |J_k x| of one state.
 
     >>> float(energy(Params(2 * jnp.eye(2)), jnp.array([1.0, -1.0])))
     4.0
     """
     _check_square(params)
-    size = params.filters.shape[1]
-    if x.shape != (size,):
-        raise ValueError(f"x must have the {size} sites of params, got shape {x.shape}")
-    # The state first: over many states this is a product without transposes.
+    check_size("x", x, params.filters.shape[1], "sites")
+    # With the state first, this product needs no transposes under vmap.
     return jnp.sum(jnp.abs(x @ params.filters.T))
 
 
 def log_z(params: Params) -> Scalar:
-    """K log 2 - log|det J|; inf if the filters are singular.
+    """Log partition function K log 2 - log|det J|; inf if the filters are singular.
 
     >>> round(float(log_z(Params(jnp.eye(2)))), 4)  # 2 log 2
     1.3863
@@ -123,25 +125,27 @@ def log_likelihood(params: Params, x: Float[Array, " site"]) -> Scalar:
 def sample(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> Float[Array, "draw site"]:
-    """Exact draws, J^-1 times Laplace variables.
+    """Return exact draws: J^-1 times independent Laplace variables.
 
     >>> params = Params(jnp.array([[1.0, 0.0], [0.0, 2.0]]))
     >>> draws = sample(jax.random.key(0), params, num_draws=1000)
-    >>> size = jnp.abs(draws).mean(0)  # of Laplace variables, 1 over the filter
+    >>> size = jnp.abs(draws).mean(0)  # 1 / filter for Laplace variables
     >>> bool(jnp.abs(size - jnp.array([1.0, 0.5])).max() < 0.2)
     True
     """
     _check_square(params)
     check_count("num_draws", num_draws)
-    if trouble := unnormalisable(params):
-        raise ValueError(f"the model has no draws: {trouble}")
+    if reason := unnormalisable(params):
+        raise ValueError(f"the model has no draws: {reason}")
     shape, dtype = (num_draws, len(params.filters)), params.filters.dtype
     responses = jax.random.laplace(key, shape, dtype)
     return jnp.linalg.solve(params.filters, responses.T).T
 
 
 def canonical(params: Params) -> Params:
-    """The same model, with its longest filter first and signs settled.
+    """Parameters of the same model with ordered filters and fixed signs.
+
+    The longest filter comes first. The entry of largest magnitude of each is positive.
 
     >>> canonical(Params(jnp.array([[1.0, 0.5], [2.0, -3.0]]))).filters.tolist()
     [[-2.0, 3.0], [1.0, 0.5]]
@@ -153,19 +157,20 @@ def canonical(params: Params) -> Params:
 def amari_distance(
     filters: Float[Array, "component site"], others: Float[Array, "component site"]
 ) -> Scalar:
-    """How far filters are from others: 0 if they are the same, at most 1.
+    """Distance between two sets of filters, from 0 (equivalent) to 1.
 
-    With all rows brought to length 1 and G = |J_filters J_others^-1|, it is
+    With all rows scaled to length 1 and G = |J_filters J_others^-1|, it is
 
         sum_k [sum_j G_kj / max_j G_kj - 1 + sum_j G_jk / max_j G_jk - 1]
-        / (2 K (K - 1)),
+        / (2 K (K - 1)).
 
-    which no order, sign or length of a filter changes: 0 if every filter is a multiple
-    of one of the others, and each of another one.
+    It does not depend on the order, signs and lengths of the filters. It is 0 if each
+    filter is a multiple of a different one of `others`.
 
     Args:
-        others: what they are measured against, as the filters that drew the data: a
-            regular matrix. The inverse of a mixing matrix, if that is known.
+        filters: filters to be compared, such as those of a fit.
+        others: reference, such as the filters from which the data were drawn. If the
+            mixing matrix is known, this is its inverse. Must be a regular matrix.
 
     Reference: Amari, Cichocki and Yang, NIPS 8, 757 (1996).
 
@@ -181,16 +186,16 @@ def amari_distance(
     size = len(filters)
     if size == 1:
         return jnp.zeros((), filters.dtype)
-    mine, theirs = (rows / lengths(rows)[:, None] for rows in (filters, others))
-    crossed = jnp.abs(jnp.linalg.solve(theirs.T, mine.T))
-    apart = [jnp.sum(_shares(g)) - size for g in (crossed, crossed.T)]
-    return (apart[0] + apart[1]) / (2 * size * (size - 1))
+    unit, other_unit = (rows / lengths(rows)[:, None] for rows in (filters, others))
+    products = jnp.abs(jnp.linalg.solve(other_unit.T, unit.T))
+    sums = [jnp.sum(_relative(g)) - size for g in (products, products.T)]
+    return (sums[0] + sums[1]) / (2 * size * (size - 1))
 
 
-def _shares(crossed):
-    """Of the largest in each column; a filter of zeros is as like one as the other."""
-    largest = jnp.broadcast_to(crossed.max(0), crossed.shape)
-    return jnp.where(largest > 0, crossed / jnp.where(largest > 0, largest, 1), 1)
+def _relative(products):
+    """Entries divided by the largest of their column; 1 in a column of zeros."""
+    largest = jnp.broadcast_to(products.max(0), products.shape)
+    return jnp.where(largest > 0, products / jnp.where(largest > 0, largest, 1), 1)
 
 
 def _check_square(params):

@@ -1,24 +1,26 @@
-"""Linear generative models: data are a sum of basis functions, and noise.
+"""Linear generative models: data are a weighted sum of basis functions, plus noise.
 
     x = B a + sigma n,    n normal,
     a normal (`gaussian`, principal components) or Laplace (`laplace`, sparse coding)
 
-With M sites and L latents the joints are -log p(x, a), with all constants:
+With M sites and L latents the joint energies are -log p(x, a), with all constants:
 
     gaussian:  |x - Ba|^2 / (2 sigma^2) + M log(sigma sqrt(2 pi))
                + |a|^2 / 2 + L log(2 pi) / 2
     laplace:   |x - Ba|^2 / (2 sigma^2) + M log(sigma sqrt(2 pi))
                + sum_l |a_l| + L log 2
 
-(the thesis prints 2 for 2^L). So log p(x) is the log Z of the joint as an energy of
-`a`, whose prior is a base, `gaussian_prior(params)` or `laplace_prior(params)`. It is
-known for the first: x is normal with covariance BB' + sigma^2 I.
+(the thesis prints 2 for 2^L). So log p(x) is the log Z of the joint energy as an energy
+of `a`. To estimate it by annealing, use the prior as the base: `gaussian_prior(params)`
+or `laplace_prior(params)`. With a normal prior log p(x) is known, because x is normal
+with covariance BB' + sigma^2 I.
 
-The order and the signs of the basis functions are open; their lengths are not, as the
-priors are of scale 1. With a normal prior so is every rotation of the latents: only BB'
-can be known. `laplace_canonical` settles the former, `gaussian_canonical` all. The
-thesis holds sigma at 0.1, and so does `chart`; `charts.Positive` on the noise alone
-lets it be fitted, above zero.
+The data do not determine the order and the signs of the basis functions. They determine
+their lengths, because the priors have scale 1. With a normal prior they do not
+determine rotations of the latents either, only BB'. `laplace_canonical` fixes order and
+signs, `gaussian_canonical` also the rotation. In the thesis sigma is fixed at 0.1.
+`chart` fixes it at its current value; with `charts.Positive` on the noise instead, it
+is fitted and stays positive.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", linear generative;
 Olshausen and Field, Vision Research 37, 3311 (1997).
@@ -35,33 +37,34 @@ from probjax import random
 from probjax.bases.continuous import Gaussian, Laplace
 from probjax.checks import check_count
 from probjax.fitting.charts import Frozen
-from probjax.models.canonical import longest_first, signs
+from probjax.models.checks import check_positive
+from probjax.models.symmetries import longest_first, signs
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
-    """The basis, and how much of the data it leaves unexplained.
+    """Basis functions, and the standard deviation of the noise.
 
     >>> params = Params(basis=jnp.array([[1.0], [2.0]]), noise=jnp.array(0.5))
-    >>> (params.basis @ jnp.array([3.0])).tolist()  # what a latent of 3 adds
+    >>> (params.basis @ jnp.array([3.0])).tolist()  # contribution of a latent of 3
     [3.0, 6.0]
     """
 
     basis: Float[Array, "site latent"]
-    """Columns are what one latent adds to the data."""
+    """B: column l is the contribution of a latent a_l = 1 to the data."""
     noise: Scalar
-    """sigma, the standard deviation of what is left at each site."""
+    """sigma, the standard deviation of the noise at each site."""
 
 
 def init(
     key: PRNGKeyArray, size: int, num_latents: int, *, noise: float = 0.1
 ) -> Params:
-    """Independent normal basis functions, of length 1 on average.
+    """Return independent normal basis functions of length about 1.
 
     Args:
         size: number of sites.
         num_latents: number of basis functions.
-        noise: sigma.
+        noise: sigma, positive.
 
     >>> params = init(jax.random.key(0), 4, 3, noise=0.5)
     >>> params.basis.shape, float(params.noise)
@@ -69,8 +72,7 @@ def init(
     """
     check_count("size", size)
     check_count("num_latents", num_latents)
-    if not 0 < noise < math.inf:
-        raise ValueError(f"noise must be positive and finite, got {noise}")
+    check_positive("noise", noise)
     basis = random.normal(key, (size, num_latents)) / math.sqrt(size)
     return Params(basis, jnp.asarray(noise, basis.dtype))
 
@@ -78,30 +80,31 @@ def init(
 def gaussian(
     params: Params, x: Float[Array, " site"], a: Float[Array, " latent"]
 ) -> Scalar:
-    """-log p(x, a) with a normal prior.
+    """Joint energy -log p(x, a) with a normal prior.
 
     >>> params, x = Params(jnp.array([[2.0]]), jnp.array(1.0)), jnp.array([2.0])
     >>> round(float(gaussian(params, x, jnp.ones(1))), 4)  # log(2 pi) + 1/2
     2.3379
     """
     prior = jnp.sum(a**2) / 2 + len(a) * math.log(2 * math.pi) / 2
-    return _misfit(params, x, a) + prior
+    return _residual_energy(params, x, a) + prior
 
 
 def laplace(
     params: Params, x: Float[Array, " site"], a: Float[Array, " latent"]
 ) -> Scalar:
-    """-log p(x, a) with a Laplace prior.
+    """Joint energy -log p(x, a) with a Laplace prior.
 
     >>> params, x = Params(jnp.array([[2.0]]), jnp.array(1.0)), jnp.array([2.0])
     >>> round(float(laplace(params, x, jnp.ones(1))), 4)  # log(2 pi) / 2 + 1 + log 2
     2.6121
     """
-    return _misfit(params, x, a) + jnp.sum(jnp.abs(a)) + len(a) * math.log(2)
+    prior = jnp.sum(jnp.abs(a)) + len(a) * math.log(2)
+    return _residual_energy(params, x, a) + prior
 
 
 def gaussian_log_likelihood(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """Log p(x) with a normal prior: x is normal with covariance BB' + sigma^2 I.
+    """Log p(x) with a normal prior, where x has covariance BB' + sigma^2 I.
 
     >>> params = Params(jnp.array([[0.0]]), jnp.array(1.0))
     >>> round(float(gaussian_log_likelihood(params, jnp.zeros(1))), 4)  # -log(2 pi) / 2
@@ -109,19 +112,20 @@ def gaussian_log_likelihood(params: Params, x: Float[Array, " site"]) -> Scalar:
     """
     basis, noise = params
     _check(params, x, basis[0])
-    own = noise**2 * jnp.eye(len(x), dtype=basis.dtype)
-    factor = jnp.linalg.cholesky(basis @ basis.T + own)
-    scaled = solve_triangular(factor, x, lower=True)
+    noise_covariance = noise**2 * jnp.eye(len(x), dtype=basis.dtype)
+    factor = jnp.linalg.cholesky(basis @ basis.T + noise_covariance)
+    whitened = solve_triangular(factor, x, lower=True)
     log_scales = jnp.sum(jnp.log(jnp.diagonal(factor)))
-    return -jnp.sum(scaled**2) / 2 - log_scales - len(x) * math.log(2 * math.pi) / 2
+    return -jnp.sum(whitened**2) / 2 - log_scales - len(x) * math.log(2 * math.pi) / 2
 
 
 def gaussian_posterior_sample(
     key: PRNGKeyArray, params: Params, x: Float[Array, " site"]
 ) -> Float[Array, " latent"]:
-    """An exact draw of `a` given `x`, with a normal prior.
+    """Draw `a` from its exact posterior given `x`, with a normal prior.
 
-    It is normal with precision I + B'B / sigma^2 and mean (that)^-1 B'x / sigma^2.
+    The posterior is normal with precision Q = I + B'B / sigma^2 and mean
+    Q^-1 B'x / sigma^2.
 
     >>> params = Params(2 * jnp.eye(2), jnp.array(1e-3))
     >>> x = jnp.array([2.0, 6.0])
@@ -131,8 +135,8 @@ def gaussian_posterior_sample(
     basis, noise = params
     _check(params, x, basis[0])
     latents = basis.shape[1]
-    own = jnp.eye(latents, dtype=basis.dtype)
-    factor = jnp.linalg.cholesky(own + basis.T @ basis / noise**2)
+    identity = jnp.eye(latents, dtype=basis.dtype)
+    factor = jnp.linalg.cholesky(identity + basis.T @ basis / noise**2)
     mean = cho_solve((factor, True), basis.T @ x / noise**2)
     normals = random.normal(key, (latents,), basis.dtype)
     return mean + solve_triangular(factor, normals, trans="T", lower=True)
@@ -141,7 +145,7 @@ def gaussian_posterior_sample(
 def sample_gaussian(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Float[Array, "draw latent"]]:
-    """Draws of `(x, a)` with a normal prior.
+    """Return `num_draws` draws of `(x, a)` with a normal prior.
 
     >>> params = init(jax.random.key(0), 4, 3)
     >>> x, a = sample_gaussian(jax.random.key(1), params, num_draws=5)
@@ -154,7 +158,7 @@ def sample_gaussian(
 def sample_laplace(
     key: PRNGKeyArray, params: Params, *, num_draws: int
 ) -> tuple[Float[Array, "draw site"], Float[Array, "draw latent"]]:
-    """Draws of `(x, a)` with a Laplace prior.
+    """Return `num_draws` draws of `(x, a)` with a Laplace prior.
 
     >>> params = init(jax.random.key(0), 4, 3)
     >>> x, a = sample_laplace(jax.random.key(1), params, num_draws=5)
@@ -165,7 +169,7 @@ def sample_laplace(
 
 
 def gaussian_prior(params: Params) -> Gaussian:
-    """The normal prior of the latents, as a base.
+    """Normal prior of the latents, as a base.
 
     >>> prior = gaussian_prior(init(jax.random.key(0), 4, 3))
     >>> float(prior.energy(jnp.ones(3)))
@@ -175,7 +179,7 @@ def gaussian_prior(params: Params) -> Gaussian:
 
 
 def laplace_prior(params: Params) -> Laplace:
-    """The Laplace prior of the latents, as a base.
+    """Laplace prior of the latents, as a base.
 
     >>> prior = laplace_prior(init(jax.random.key(0), 4, 3))
     >>> float(prior.energy(jnp.ones(3)))
@@ -185,7 +189,7 @@ def laplace_prior(params: Params) -> Laplace:
 
 
 def chart(params: Params) -> Frozen:
-    """A chart for `fit` that holds the noise, and lets the basis move.
+    """Chart for `fit` that fixes the noise at its current value.
 
     >>> params = Params(jnp.eye(2), jnp.array(0.5))
     >>> found = chart(params).inverse(Params(2 * jnp.eye(2), jnp.array(7.0)))
@@ -196,7 +200,10 @@ def chart(params: Params) -> Frozen:
 
 
 def laplace_canonical(params: Params) -> Params:
-    """The same model: the longest basis function first, largest entries above zero.
+    """Parameters of the same model with ordered basis functions and fixed signs.
+
+    The longest basis function comes first. The entry of largest magnitude of each is
+    positive.
 
     >>> params = Params(jnp.array([[1.0, 2.0], [0.5, -3.0]]), jnp.array(0.1))
     >>> laplace_canonical(params).basis.tolist()
@@ -207,10 +214,11 @@ def laplace_canonical(params: Params) -> Params:
 
 
 def gaussian_canonical(params: Params) -> Params:
-    """The same log p(x) with a normal prior: orthogonal basis functions.
+    """Parameters with orthogonal basis functions and the same log p(x).
 
-    They are the principal axes of BB', each as long as the standard deviation along it,
-    and zeros where there are more latents than sites.
+    This holds for a normal prior. The basis functions are the principal axes of BB',
+    each with the standard deviation along it as its length. If there are more latents
+    than sites, the remaining basis functions are zero.
 
     >>> params = Params(jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.array(0.1))
     >>> found = gaussian_canonical(params).basis
@@ -233,17 +241,28 @@ def _generate(key, params, num_draws, prior):
     return a @ params.basis.T + params.noise * noise, a
 
 
-def _misfit(params, x, a):
+def noise_energy(residual: Float[Array, " site"], noise: Scalar) -> Scalar:
+    """-log of the density of normal noise with standard deviation `noise`.
+
+    Args:
+        residual: difference between the data and their mean at each site.
+
+    >>> round(float(noise_energy(jnp.zeros(1), jnp.array(1.0))), 4)  # log(2 pi) / 2
+    0.9189
+    """
+    log_width = jnp.log(noise) + math.log(2 * math.pi) / 2
+    return jnp.sum((residual / noise) ** 2) / 2 + len(residual) * log_width
+
+
+def _residual_energy(params, x, a):
     _check(params, x, a)
-    apart = (x - params.basis @ a) / params.noise
-    each = jnp.log(params.noise) + math.log(2 * math.pi) / 2
-    return jnp.sum(apart**2) / 2 + len(x) * each
+    return noise_energy(x - params.basis @ a, params.noise)
 
 
 def _check(params, x, a):
     size, latents = params.basis.shape
     if x.shape != (size,) or a.shape != (latents,):
         raise ValueError(
-            f"params are of {size} sites and {latents} latents, got x of shape "
-            f"{x.shape} and a of shape {a.shape}"
+            f"x and a must have the {size} sites and {latents} latents of params, got "
+            f"shapes {x.shape} and {a.shape}"
         )

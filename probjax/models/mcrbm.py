@@ -1,26 +1,28 @@
-"""The mean and covariance restricted Boltzmann machine, hidden units summed out.
+"""The mean-covariance restricted Boltzmann machine (mcRBM), hidden units summed out.
 
     E(x) = - sum_k softplus(1/2 sum_l P_lk (C_l x)^2 / (s |x|^2 + 1/2) + b^c_k)
            - sum_j softplus(W_j x + b^m_j)
            + |x|^2 / (2 sigma^2) - b^v x
 
-Filters C see a state as a share of its length, so that they respond to its shape alone;
-covariance units k pool their squares by P, and mean units j see the state itself. Where
-P is below zero a covariance unit is on unless its filters respond: it holds their
-responses small, until it gives way. The mark of the cited code is P = -F with F not
-negative and columns that sum to 1; the model has a finite Z for P of either sign, as
-the first term is bounded and the second grows no faster than |x|.
+The filters C respond to the state divided by about its length, so they measure its
+shape only. Covariance unit k pools the squared responses with weights P_lk; mean unit j
+responds to the state itself. If P_lk is negative, covariance unit k is on while its
+filters do not respond, which favours small responses, and switches off at large ones.
+In the cited code P = -F, where F has no negative entries and columns that sum to 1. Z
+is finite for P of either sign, because the first term is bounded and the second grows
+no faster than |x|.
 
-The scale s of |x|^2 is 1 in the thesis, and 1 / M for M sites in ports of the code it
-cites: `energy` has it as `norm_scale`, and `energy_by_mean_square` is the energy with
-1 / M, as an energy of its own. The visible bias is of the M sites, where the thesis
-prints K.
+The scale s of |x|^2 is 1 in the thesis, and 1 / M for M sites in ports of the code that
+it cites. It is the argument `norm_scale` of `energy`; `energy_by_mean_square` is the
+energy with s = 1 / M, as a function that drivers can take. The visible bias has M
+entries, where the thesis prints K.
 
-Open are the signs of filters C_l and their lengths, whose squares the row P_l can take
-on, the sign of sigma, and the orders of filters, of covariance units and of mean units:
-`canonical` settles these. As softplus(u) = u + softplus(-u), a mean unit may also turn
-over, to -W_j and -b^m_j with W_j added to b^v. That shifts all energies by b^m_j, and
-`canonical` leaves it alone.
+The energy does not change if a filter C_l changes its sign, if its length is moved to
+the row P_l (as its square), if sigma changes its sign, or if filters, covariance units
+or mean units are reordered. `canonical` picks one of all these equivalent parameters.
+As softplus(u) = u + softplus(-u), a mean unit may also be replaced by -W_j and -b^m_j,
+with W_j added to b^v. This changes all energies by the constant b^m_j; `canonical` does
+not resolve it.
 
 Reference: thesis, "Hamiltonian Annealed Importance Sampling", mcRBM; Ranzato and
 Hinton, CVPR (2010).
@@ -36,7 +38,8 @@ import numpy as np
 from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
-from probjax.models.canonical import lengths, longest_first, signs
+from probjax.models.checks import check_positive, check_size
+from probjax.models.symmetries import lengths, longest_first, signs
 from probjax.potential import closed_form
 from probjax.types import Array, Float, PRNGKeyArray, Scalar
 
@@ -50,19 +53,19 @@ class Params(NamedTuple):
     """
 
     filters: Float[Array, "factor site"]
-    """C: what is squared, as a share of the length of a state."""
+    """C: filters whose responses are normalised and squared."""
     pooling: Float[Array, "factor covariance"]
-    """P: what covariance units make of the squares."""
+    """P: weights of the squared responses in the input of each covariance unit."""
     mean_filters: Float[Array, "mean site"]
-    """W: what mean units respond to."""
+    """W: filters of the mean units."""
     covariance_bias: Float[Array, " covariance"]
-    """b^c: how readily covariance units are on."""
+    """b^c: biases of the covariance units."""
     mean_bias: Float[Array, " mean"]
-    """b^m: how readily mean units are."""
+    """b^m: biases of the mean units."""
     visible_bias: Float[Array, " site"]
-    """b^v, a force on each site."""
+    """b^v: biases of the sites."""
     scale: Scalar
-    """sigma, the standard deviation of a site where no unit has a say."""
+    """sigma, the standard deviation of each site without the hidden units."""
 
 
 def init(
@@ -74,18 +77,19 @@ def init(
     num_mean: int,
     norm_scale: float = 1.0,
 ) -> Params:
-    """Normal filters, to which white data respond with squares of about 1.
+    """Return random normal filters, with squared responses to white data of about 1.
 
-    The factors are dealt out to the covariance units in blocks of neighbours, with
-    about a tenth of all others, so that every entry of the pooling is below zero. Each
-    unit's sum to -1. Covariance units are mostly on, mean units mostly off.
+    Each covariance unit pools a block of neighbouring factors, and all other factors
+    with about a tenth of the total weight. So all entries of the pooling are negative,
+    and those of each unit sum to -1. Covariance units are mostly on, mean units mostly
+    off.
 
     Args:
         size: number of sites.
-        num_factors: filters that are squared.
-        num_covariance: units that pool them.
-        num_mean: units that see the state itself.
-        norm_scale: s, as of the energy: 1 / size for `energy_by_mean_square`.
+        num_factors: number of filters whose responses are squared.
+        num_covariance: number of covariance units.
+        num_mean: number of mean units.
+        norm_scale: s of the energy; 1 / size for `energy_by_mean_square`.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> bool(jnp.allclose(params.pooling.sum(0), -1, atol=1e-5))
@@ -95,7 +99,7 @@ def init(
     check_count("num_factors", num_factors)
     check_count("num_covariance", num_covariance)
     check_count("num_mean", num_mean)
-    _check_norm_scale(norm_scale)
+    check_positive("norm_scale", norm_scale)
     filter_key, pooling_key, mean_key = random.split(key, 3)
     filters = math.sqrt(norm_scale) * random.normal(filter_key, (num_factors, size))
     pooling = _blocks(num_factors, num_covariance)
@@ -113,7 +117,7 @@ def init(
 
 
 def unnormalisable(params: Params) -> str:
-    """What leaves the model without a finite Z, in words; "" if nothing does.
+    """Reason why the model does not have a finite Z; "" if none is detected.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> unnormalisable(params._replace(scale=jnp.array(0.0)))
@@ -133,14 +137,14 @@ def unnormalisable(params: Params) -> str:
 def energy(
     params: Params, x: Float[Array, " site"], *, norm_scale: float = 1.0
 ) -> Scalar:
-    """The energy of one state.
+    """Energy of one state.
 
     Args:
-        norm_scale: s, what |x|^2 is multiplied by where filters see its share.
+        norm_scale: s, the factor of |x|^2 in the normalisation of filter responses.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
-    >>> on = 3 * jnp.log1p(jnp.exp(2.0)) + 2 * jnp.log1p(jnp.exp(-2.0))  # by the biases
-    >>> bool(jnp.allclose(energy(params, jnp.zeros(4)), -on))
+    >>> hidden = 3 * jnp.log1p(jnp.exp(2.0)) + 2 * jnp.log1p(jnp.exp(-2.0))
+    >>> bool(jnp.allclose(energy(params, jnp.zeros(4)), -hidden))
     True
     """
     covariance = covariance_log_odds(params, x, norm_scale=norm_scale)
@@ -151,7 +155,7 @@ def energy(
 
 @closed_form(unnormalisable=unnormalisable)
 def energy_by_mean_square(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy with the mean of x^2 in place of its sum: s = 1 / M.
+    """Energy with s = 1 / M: the mean of x^2 replaces the sum in the normalisation.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> here, there = jnp.zeros(4), jnp.ones(4)
@@ -166,22 +170,25 @@ def energy_by_mean_square(params: Params, x: Float[Array, " site"]) -> Scalar:
 def covariance_log_odds(
     params: Params, x: Float[Array, " site"], *, norm_scale: float = 1.0
 ) -> Float[Array, " covariance"]:
-    """The log odds that each covariance unit is on, given a state.
+    """Log odds that each covariance unit is on, given a state.
+
+    Args:
+        norm_scale: s, as in `energy`.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> covariance_log_odds(params, jnp.zeros(4)).tolist()
     [2.0, 2.0, 2.0]
     """
     _check(params, x)
-    _check_norm_scale(norm_scale)
-    share = 1 / (2 * (norm_scale * (x @ x) + 0.5))
-    # In this order: under vmap, filters @ x is made transposed, and turned again.
+    check_positive("norm_scale", norm_scale)
+    normaliser = 1 / (2 * (norm_scale * (x @ x) + 0.5))
+    # With the state first, this product needs no transposes under vmap.
     squares = (x @ params.filters.T) ** 2
-    return squares @ params.pooling * share + params.covariance_bias
+    return squares @ params.pooling * normaliser + params.covariance_bias
 
 
 def mean_log_odds(params: Params, x: Float[Array, " site"]) -> Float[Array, " mean"]:
-    """The log odds that each mean unit is on, given a state.
+    """Log odds that each mean unit is on, given a state.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> mean_log_odds(params, jnp.zeros(4)).tolist()
@@ -192,10 +199,10 @@ def mean_log_odds(params: Params, x: Float[Array, " site"]) -> Float[Array, " me
 
 
 def chart(params: Params) -> Composed:
-    """A chart for `fit` that keeps the pooling below zero and sigma above it.
+    """Chart for `fit` that keeps the pooling negative and sigma positive.
 
-    Entries of the pooling that are exactly zero have no logarithm, and stay zero: no
-    connection.
+    Entries of the pooling that are exactly zero are fixed, because they do not have a
+    logarithm: the unit and the factor are not connected.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> found = chart(params).inverse(jax.tree.map(jnp.zeros_like, params))
@@ -205,22 +212,23 @@ def chart(params: Params) -> Composed:
     if is_concrete(params):
         most, scale = np.asarray(params.pooling).max(), np.asarray(params.scale)
         if most > 0:
-            raise ValueError(f"pooling must not be above zero, got {most:.3g}")
+            raise ValueError(f"pooling must not be positive, got {most:.3g}")
         if scale <= 0:
-            raise ValueError(f"scale must be above zero, got {scale:.3g}")
+            raise ValueError(f"scale must be positive, got {scale:.3g}")
     connected = params.pooling != 0
     free = Params._make([True, connected, *[True] * 5])
-    turned = Params._make([1.0, -1.0, *[1.0] * 5])
+    flipped = Params._make([1.0, -1.0, *[1.0] * 5])
     positive = Params._make([False, connected, *[False] * 4, True])
-    return Composed((Frozen(params, free), Affine(scale=turned), Positive(positive)))
+    return Composed((Frozen(params, free), Affine(scale=flipped), Positive(positive)))
 
 
 def canonical(params: Params) -> Params:
-    """The same energy: filters C of length 1, signs and orders settled.
+    """Parameters of the same energy in a canonical form.
 
-    Factors are in the order of the lengths of their rows of P, covariance units in that
-    of its columns, and mean units in that of their filters. Largest entries of filters
-    C, and sigma, are above zero.
+    Filters C have length 1. Sigma is positive, and so is the entry of largest magnitude
+    of each filter C. Factors are sorted by the length of their row of P, covariance
+    units by that of their column of P, and mean units by that of their filter, the
+    longest first.
 
     >>> params = init(jax.random.key(0), 4, num_factors=6, num_covariance=3, num_mean=2)
     >>> found, x = canonical(params), jnp.ones(4)
@@ -245,7 +253,7 @@ def canonical(params: Params) -> Params:
 
 @jax.custom_jvp
 def _softplus(value):
-    """log(1 + exp(value)), with a slope that costs less than that of jax.nn's."""
+    """log(1 + exp(value)), with a cheaper derivative than `jax.nn.softplus`."""
     return jnp.maximum(value, 0) + jnp.log1p(jnp.exp(-jnp.abs(value)))
 
 
@@ -256,7 +264,10 @@ def _softplus_slope(values, tangents):
 
 
 def _blocks(num_factors, num_covariance):
-    """Shares of factors in the unit whose block they are of; all have one."""
+    """Pooling in which each unit averages a block of neighbouring factors.
+
+    Each factor is in at least one block.
+    """
     count = max(num_factors, num_covariance)
     factors = np.arange(count) * num_factors // count
     units = np.arange(count) * num_covariance // count
@@ -265,15 +276,9 @@ def _blocks(num_factors, num_covariance):
     return jnp.asarray(blocks / blocks.sum(0), float)
 
 
-def _check_norm_scale(norm_scale):
-    if is_concrete(norm_scale) and not 0 < norm_scale < math.inf:
-        raise ValueError(f"norm_scale must be positive and finite, got {norm_scale}")
-
-
 def _check(params, x):
     size = params.filters.shape[1]
-    if x.shape != (size,):
-        raise ValueError(f"x must have the {size} sites of params, got shape {x.shape}")
+    check_size("x", x, size, "sites")
     (factors, units), means = params.pooling.shape, len(params.mean_filters)
     shapes = Params._make(
         [

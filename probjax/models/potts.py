@@ -1,16 +1,17 @@
-"""The Potts model: sites of several letters, coupled in pairs.
+"""The Potts model: each site has one of q letters, and pairs of sites are coupled.
 
     E(x) = -sum_i h_i(x_i) - sum_(i<j) J_ij(x_i, x_j),    x in {0, ..., q-1}^d
 
-with positive entries for what is likely, as in direct coupling analysis of proteins.
-With o the one-hot vector of x and C the symmetric matrix of all couplings, the field at
-site i and letter a is f_ia = h_ia + (C o)_ia, and changing site i to a gives
+Positive entries make letters likely, as in direct coupling analysis of proteins. With o
+the one-hot vector of x and C the symmetric matrix of all couplings, the field at site i
+and letter a is f_ia = h_ia + (C o)_ia. Changing site i to letter a gives
 
     E(x) - E(x') = f_ia - f_i(x_i),
 
-so that all changes of all sites are one product with C. Two states are an Ising model
-with J_ij(1, 1) = -2 J_ij and h_i(1) = -J_ii, all else zero. Energies do not determine
-the parameters: `zero_sum` picks those with the least couplings.
+so one product with C yields the gaps for all sites and letters. With q = 2 the model is
+an Ising model with J_ij(1, 1) = -2 J_ij, h_i(1) = -J_ii and zeros elsewhere. Different
+parameters define the same distribution; `zero_sum` returns those with the smallest
+couplings.
 
 Reference: Ekeberg, Lovkvist, Lan, Weigt and Aurell, "Improved contact prediction in
 proteins: Using pseudolikelihoods to infer Potts models", PRE 87, 012707 (2013).
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count, holds
-from probjax.models.ising.model import Edges, checked_edges, pair_indices
+from probjax.models.ising.parameters import Edges, checked_edges, pair_indices
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
@@ -34,7 +35,7 @@ from probjax.types import Array, ArrayLike, Float, PRNGKeyArray, Scalar
 
 @recipe
 class Params:
-    """One field per site and letter, one matrix of couplings per pair of sites.
+    """A field for each site and letter, and a coupling matrix for each pair of sites.
 
     >>> coupling = jnp.zeros((1, 3, 3)).at[0, 1, 2].set(1.5)
     >>> params = Params(field=jnp.zeros((2, 3)), coupling=coupling)
@@ -45,10 +46,12 @@ class Params:
     field: Float[Array, "site letter"]
     """h_i(a)."""
     coupling: Float[Array, "pair letter letter"]
-    """J_ij(a, b) for each pair i < j: of `edges` in their order, or of all in row
-    order; the first letter is that of i."""
+    """J_ij(a, b) of each pair i < j, for letter a at site i and b at site j.
+
+    Pairs are in the order of `edges`, or row by row for all pairs.
+    """
     edges: Edges | None = static(default=None)
-    """The pairs that may be coupled; None for all."""
+    """Pairs of sites that are coupled; None for all pairs."""
 
 
 def init(
@@ -59,12 +62,13 @@ def init(
     edges: Iterable[tuple[int, int]] | None = None,
     scale: float = 0.01,
 ) -> Params:
-    """Independent normal couplings of standard deviation `scale` and no fields.
+    """Return independent normal couplings, and fields of 0.
 
     Args:
         size: number of sites.
-        num_states: letters of each site.
-        edges: pairs of sites that may be coupled; all pairs if None.
+        num_states: number of letters q of each site.
+        edges: pairs of sites that are coupled; None for all pairs.
+        scale: standard deviation of the couplings.
 
     >>> init(jax.random.key(0), 4, 3).coupling.shape
     (6, 3, 3)
@@ -77,7 +81,7 @@ def init(
 
 
 def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site letter"]:
-    """E(x) - E(x with site i set to a) for every i and a.
+    """E(x) - E(x with site i set to letter a) for every i and a.
 
     >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
     >>> params = Params(field, jnp.zeros((1, 3, 3)))
@@ -90,7 +94,7 @@ def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site le
 
 
 def flip_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, " site"]:
-    """E(x) - E(x with site i changed) for every i, where there are but two letters.
+    """E(x) - E(x with site i changed) for every i, in a model with two letters.
 
     >>> coupling = jnp.zeros((1, 2, 2)).at[0, 1, 1].set(2.0)
     >>> params = Params(jnp.array([[0.0, 1.0], [0.0, 0.5]]), coupling)
@@ -99,16 +103,16 @@ def flip_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, " site"]
     """
     if params.field.shape[1] != 2 or x.ndim != 1:
         raise ValueError(
-            f"a Potts model of {params.field.shape[1]} letters has no bits to flip: "
-            "use SiteChanges(num_states), PseudoLikelihood(..., num_states=...), and "
-            "states of letters"
+            f"flips require a Potts model of 2 letters and states of letters, got "
+            f"{params.field.shape[1]} letters and a state of shape {x.shape}; try "
+            "SiteChanges(num_states) or PseudoLikelihood(..., num_states=...)"
         )
     gaps = site_gaps(params, x)
     return jnp.where(x == 1, gaps[:, 0], gaps[:, 1])
 
 
 def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
-    """A function of a state and one site: the site's row of `site_gaps`.
+    """Return a function of a state and one site: that site's row of `site_gaps`.
 
     >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
     >>> gap = site_gap(Params(field, jnp.zeros((1, 3, 3))))
@@ -128,7 +132,7 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
 
 @closed_form(flip_gaps=flip_gaps, site_gaps=site_gaps, site_gap=site_gap)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
-    """The energy of one state, of letters `(site,)` or one-hot `(site, letter)`.
+    """Energy of one state, given as letters `(site,)` or one-hot `(site, letter)`.
 
     >>> field = jnp.array([[0.0, 1.0, 2.0], [0.5, 0.0, 0.0]])
     >>> params = Params(field, jnp.zeros((1, 3, 3)))
@@ -138,12 +142,15 @@ def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     -2.5
     """
     hot = _one_hot(params, x)
-    pull = (hot.ravel() @ _matrix(params)).reshape(hot.shape)
-    return -jnp.sum(hot * (params.field + pull / 2))
+    coupled = (hot.ravel() @ _matrix(params)).reshape(hot.shape)
+    return -jnp.sum(hot * (params.field + coupled / 2))
 
 
 def letters(x: ArrayLike, *, num_states: int) -> Float[Array, "row site"]:
-    """Rows of letters, checked, from rows of letters or of one-hot sites.
+    """Return rows of letters, given rows of letters or one-hot rows; raise for others.
+
+    Args:
+        num_states: number of letters of each site.
 
     >>> letters([[[0, 0, 1], [1, 0, 0]]], num_states=3).tolist()
     [[2.0, 0.0]]
@@ -153,17 +160,18 @@ def letters(x: ArrayLike, *, num_states: int) -> Float[Array, "row site"]:
         return checked_letters(x, num_states=num_states)
     if x.ndim != 3 or x.shape[2] != num_states or not holds(_is_one_hot, x):
         raise ValueError(
-            f"rows must be letters (row, site), or one-hot (row, site, {num_states}) "
+            f"x must be letters (row, site), or one-hot (row, site, {num_states}) "
             f"with a single 1 per site, got shape {x.shape}"
         )
     return floating(jnp.argmax(x, axis=2))
 
 
 def zero_sum(params: Params) -> Params:
-    """The same distribution with couplings and fields that sum to zero over letters.
+    """Parameters of the same distribution in zero-sum gauge.
 
-    What the couplings of a pair say about one of its sites alone goes to the field of
-    that site. Energies change by a constant.
+    Couplings and fields sum to zero over the letters of each site. The part of a
+    coupling that depends on the letter of one site only is moved to that site's field.
+    Energies change by a constant.
 
     >>> params = Params(jnp.zeros((2, 2)), jnp.array([[[4.0, 0.0], [0.0, 0.0]]]))
     >>> found = zero_sum(params)
@@ -182,11 +190,11 @@ def zero_sum(params: Params) -> Params:
 
 
 def contact_scores(params: Params) -> Float[Array, "site site"]:
-    """How strongly each pair of sites is coupled, corrected for busy sites.
+    """Corrected coupling strengths of all pairs of sites, to predict contacts.
 
-    The Frobenius norms F_ij of the couplings in zero-sum gauge, less
-    mean_k F_ik mean_k F_kj / mean F (the average product correction), over different
-    sites; symmetric, with a diagonal of zeros.
+    They are the Frobenius norms F_ij of the couplings in zero-sum gauge, minus the
+    average product correction mean_k F_ik mean_k F_kj / mean F. Means are over
+    different sites. The matrix is symmetric with a diagonal of zeros.
 
     >>> coupling = jnp.zeros((6, 2, 2)).at[3, 1, 1].set(8.0)  # sites 1 and 2 of 4
     >>> scores = jax.jit(contact_scores)(Params(jnp.zeros((4, 2)), coupling))
@@ -205,7 +213,7 @@ def contact_scores(params: Params) -> Float[Array, "site site"]:
 
 
 def couplings_only(params: Params) -> Params:
-    """Weights for a penalty that spares the fields: 1 on couplings, 0 on fields.
+    """Weights of a penalty that leaves the fields out: 1 on couplings, 0 on fields.
 
     >>> from probjax import L2
     >>> params = Params(jnp.ones((2, 2)), jnp.ones((1, 2, 2)))
@@ -219,10 +227,16 @@ def couplings_only(params: Params) -> Params:
 def sequence_weights(
     x: ArrayLike, *, num_states: int, identity: float = 0.8
 ) -> Float[Array, " row"]:
-    """1 / (how many rows agree with a row at a share of at least `identity` sites).
+    """Weight of each row: 1 / (number of rows that are similar to it, with itself).
 
-    Sequences of related species are no independent draws; `Data(x, weights)` with these
-    weights counts each family of near copies once.
+    Sequences of related species are not independent draws. With these weights in
+    `Data(x, weights)`, similar sequences together count about once.
+
+    Args:
+        x: rows of letters, or one-hot rows.
+        num_states: number of letters of each site.
+        identity: two rows are similar if they agree at no less than this fraction of
+            sites, above 0 and at most 1.
 
     >>> sequence_weights([[0, 1, 2], [0, 1, 2], [2, 0, 0]], num_states=3).tolist()
     [0.5, 0.5, 1.0]
@@ -246,7 +260,7 @@ def _one_hot(params, x):
 
 
 def _matrix(params):
-    """All couplings as a symmetric matrix over (site, letter)."""
+    """Symmetric matrix of all couplings, with an index for each site and letter."""
     sites, num_states = params.field.shape
     first, second = pair_indices(sites, params.edges)
     if params.coupling.shape != (len(first), num_states, num_states):
@@ -264,10 +278,10 @@ def _matrix(params):
 def _sequence_weights(x, num_states, least):
     hot = jax.vmap(lambda row: one_hot(row, num_states).ravel())(x)
 
-    def close(row):
+    def num_similar(row):
         return jnp.sum(hot @ row >= least - 1e-3)
 
-    return 1 / jax.lax.map(close, hot, batch_size=256).astype(x.dtype)
+    return 1 / jax.lax.map(num_similar, hot, batch_size=256).astype(x.dtype)
 
 
 def _is_one_hot(x):

@@ -229,7 +229,7 @@ def test_all_is_computed_in_the_dtype_of_the_params(x64, key):
         ),
         (
             lambda key: bilinear.joint(model(), X[:2], LATENTS),
-            r"3 sites, 2 signed and 2 positive latents, got .* \(\(2,\), \(2,\)",
+            r"3 sites, 2 signed and 2 positive latents .* got shapes \(\(2,\), \(2,\)",
         ),
         (
             lambda key: bilinear.joint(

@@ -66,7 +66,7 @@ def transitions(sampler, model):
     def row(x):
         chances = clusters.bond_chances(graph, x)[None]
         weights = jnp.where(active, chances, 1 - chances).prod(1)
-        there = jax.vmap(jax.vmap(clusters.turned, (None, 0)), (None, 0))(x, turns)
+        there = jax.vmap(jax.vmap(clusters.flipped, (None, 0)), (None, 0))(x, turns)
         shares = jnp.broadcast_to(weights[:, None], turns.shape[:2]) / turns.shape[1]
         return jnp.zeros(2**size).at[codes(there)].add(shares)
 
@@ -188,7 +188,7 @@ def test_a_step_keeps_the_kind_of_its_state(sampler, dtype, x64, key):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=name)
 def test_other_energies_and_states_are_refused(sampler, key):
     params, x = MODELS["all pairs"], np.zeros((1, 3))
-    with pytest.raises(ValueError, match=f"{name(sampler)} is for ising.energy alone"):
+    with pytest.raises(ValueError, match=f"{name(sampler)} requires ising.energy"):
         samplers.sample(key, plain_energy, params, x, sampler=sampler, num_draws=1)
     with pytest.raises(ValueError, match="0 and 1, got spins"):
         samplers.sample(key, ising.energy, params, x - 1, sampler=sampler, num_draws=1)

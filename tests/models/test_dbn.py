@@ -210,7 +210,7 @@ def test_a_layer_learned_on_a_poor_one_adds_likelihood(key):
 def test_bad_input_is_refused_in_a_sentence(key):
     layers = network(2)
     crossed = (layers[0], machine(5, 4, 2))
-    with pytest.raises(ValueError, match=r"layers\[0\] has 3 hidden units and layers"):
+    with pytest.raises(ValueError, match=r"got 3 hidden units of layers\[0\] and 4"):
         dbn.up_means(crossed, np.zeros(4))
     with pytest.raises(ValueError, match="the 6 units of a row, got 4"):
         dbn.sample(key, layers, np.zeros((2, 6)), num_draws=1)

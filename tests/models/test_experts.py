@@ -176,7 +176,7 @@ FEW = model([1.0], [[1.0, 2.0]])
         (model([0.0, 2.0]), *2 * ["span 1 of 2 directions"]),
         (model([0.0, 0.0]), *2 * ["span 0 of 2 directions"]),
         (model([1.0, 2.0], [[1.0, 2.0], [2.0, 4.0]]), *2 * ["span 1 of 2"]),
-        (FEW, *2 * ["span 1 of 2 directions, and along"]),
+        (FEW, *2 * ["span 1 of 2 directions, and the energy"]),
         (model([1.0, 1.0], [[1.0, 0.0], [0.0, 1e-9]]), "", ""),
         (model([0.4, 0.4, 0.4], OVER), "", ""),
         (model([0.25, 0.25, 0.5], OVER), "more than half of 2 sites, got 1", ""),

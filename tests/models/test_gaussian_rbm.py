@@ -89,7 +89,7 @@ def test_block_gibbs_draws_from_the_model_at_any_weight(key, x64):
         return np.abs((found.mean(0) - chances @ moments) / error).max()
 
     start = np.random.default_rng(0).normal(size=(4000, 2))
-    sampler = gaussian_rbm.BlockGibbs()
+    sampler = gaussian_rbm.GaussianBlockGibbs()
     draws = sample(
         key,
         gaussian_rbm.energy,
@@ -109,7 +109,8 @@ def test_block_gibbs_draws_from_the_model_at_any_weight(key, x64):
 
         def step(i, x):
             step_key = jax.random.fold_in(key, i)
-            return sampler.step(step_key, model, gaussian_rbm.BlockState(x))[0].x
+            state = gaussian_rbm.GaussianBlockState(x)
+            return sampler.step(step_key, model, state)[0].x
 
         return jax.lax.fori_loop(0, 40, step, x)
 
@@ -128,7 +129,7 @@ def test_annealing_from_no_weights_finds_log_z(key, x64):
         gaussian_rbm.energy,
         params,
         base,
-        sampler=gaussian_rbm.BlockGibbs(),
+        sampler=gaussian_rbm.GaussianBlockGibbs(),
         num_particles=500,
         num_steps=50,
         path=Straight(start),
@@ -176,5 +177,5 @@ def test_bad_input_is_refused_in_a_sentence(key):
     with pytest.raises(ValueError, match=r"3 hidden units of params, got shape \(2,\)"):
         gaussian_rbm.visible_means(with_arrays(), np.zeros(2))
     model = Potential((joint,), (with_arrays(),), np.ones(1))
-    with pytest.raises(ValueError, match="is for gaussian_rbm.energy alone"):
-        gaussian_rbm.BlockGibbs().init(key, model, np.zeros(2))
+    with pytest.raises(ValueError, match="requires gaussian_rbm.energy"):
+        gaussian_rbm.GaussianBlockGibbs().init(key, model, np.zeros(2))

@@ -238,7 +238,8 @@ def test_patterns_one_bit_apart_are_found_among_many():
     assert len(pairs) > 5
     first, second = pairs[0]
     assert hopfield.not_storable(Data(x, weights)) == (
-        f"patterns {first} and {second} are one bit apart, of {len(pairs)} such pairs"
+        f"patterns {first} and {second} differ in one bit (one of {len(pairs)} such "
+        "pairs), so at most one of them can be stored"
     )
     assert hopfield.not_storable(x[x.sum(1) % 2 == 0]) == ""
 
@@ -370,13 +371,13 @@ def test_bad_input_is_refused_in_a_sentence(key):
         hopfield.recall(network(0), x, max_sweeps=0)
     with refuse(match="share must be above 0"):
         hopfield.basin_radius(key, network(0), x, share=0)
-    with refuse(match="num_flips must be at most the 6 bits, got 7"):
+    with refuse(match="num_flips must be at most 6, got 7"):
         hopfield.recovery(key, network(0), x, [0, 7])
     with refuse(match="num_patterns must be an integer of at least 1, got 0"):
         hopfield.capacity(key, hopfield.flow, 6, [0, 3])
-    with refuse(match="num_patterns must have an entry"):
+    with refuse(match="num_patterns must have at least one entry"):
         hopfield.capacity(key, hopfield.flow, 6, [])
     near = np.abs(x[0] - np.stack([np.zeros(6), np.eye(6)[2]]))
-    with pytest.warns(hopfield.NotStorableWarning, match="1 are one bit apart$"):
+    with pytest.warns(hopfield.NotStorableWarning, match="1 differ in one bit, so"):
         learned = hopfield.flow(key, near)
     assert not np.asarray(dynamics(learned.params, near)[2]).all()

@@ -220,11 +220,11 @@ def test_priors_are_those_of_the_joints_and_the_chart_holds_the_noise():
         (lambda key: linear.init(key, 2, 2, noise=0.0), "noise must be positive and"),
         (
             lambda key: linear.laplace(model(), X, np.zeros(3)),
-            r"3 sites and 2 latents, got x of shape \(3,\) and a of shape \(3,\)",
+            r"3 sites and 2 latents of params, got shapes \(3,\) and \(3,\)",
         ),
         (
             lambda key: linear.gaussian_log_likelihood(model(), X[:2]),
-            r"got x of shape \(2,\)",
+            r"got shapes \(2,\) and \(2,\)",
         ),
         (
             lambda key: linear.sample_gaussian(key, model(), num_draws=0),

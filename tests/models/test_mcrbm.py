@@ -256,11 +256,11 @@ def test_a_fit_keeps_pooling_and_scale_in_their_sets(key):
         ),
         (
             lambda p: mcrbm.chart(p._replace(pooling=np.full((4, 3), 0.25))),
-            "pooling must not be above zero, got 0.25",
+            "pooling must not be positive, got 0.25",
         ),
         (
             lambda p: mcrbm.chart(p._replace(scale=np.zeros(()))),
-            "scale must be above zero, got 0",
+            "scale must be positive, got 0",
         ),
         (
             lambda p: mcrbm.init(

@@ -161,7 +161,7 @@ def test_a_machine_is_learned_back_from_its_states(key):
 
 
 def test_bad_input_is_refused_in_a_sentence(key):
-    with pytest.raises(ValueError, match="both layers must have units, got 0 and 3"):
+    with pytest.raises(ValueError, match="num_visible must be .* at least 1, got 0"):
         rbm.init(key, 0, 3)
     with pytest.raises(
         ValueError, match=r"5 visible units of params, got shape \(4,\)"
@@ -277,7 +277,7 @@ def test_centred_descent_is_the_same_whichever_state_is_called_on(x64):
     assert apart(chart, other_chart) < 1e-12
     plain = rbm.CentredRBM(np.zeros(VISIBLE), np.zeros(HIDDEN))
     assert apart(plain, plain) > 1e-3
-    with pytest.raises(ValueError, match="5 visible and 3 hidden units, params of 3"):
+    with pytest.raises(ValueError, match=r"5 visible and 3 hidden units .* \(3, 5\)"):
         chart.forward(rbm.transpose(params))
 
 

@@ -106,7 +106,7 @@ def test_files_hold_registered_names(tmp_path):
 
 
 def test_a_class_without_a_name_is_rejected(tmp_path, monkeypatch):
-    location = "probjax.models.ising.model:Params"
+    location = "probjax.models.ising.parameters:Params"
     monkeypatch.delitem(stored_names._NAMES_BY_LOCATION, location)
     with pytest.raises(ValueError, match=f"registered name, got a {location}"):
         storage.save(tmp_path / "model", ising.from_matrix([[1.0]]))

@@ -217,5 +217,5 @@ def test_bad_input_is_refused_in_a_sentence(key):
             )
     with pytest.raises(ValueError, match="colours must have the edges"):
         samplers.colours(None, 3)
-    with pytest.raises(ValueError, match="rbm.BlockGibbs is for rbm.energy alone"):
+    with pytest.raises(ValueError, match="rbm.BlockGibbs requires rbm.energy"):
         run(np.zeros((1, 3)), sampler=rbm.BlockGibbs())

@@ -1,4 +1,4 @@
-"""Hopfield networks: what they are, how they learn, and how well they remember."""
+"""Hopfield networks: energy and dynamics, learning rules, and measures of memory."""
 
 from probjax.models.hopfield.memory import (
     Capacity,

@@ -1,6 +1,6 @@
-"""How well a Hopfield network remembers: capacity, recovery, basins.
+"""Measures of a Hopfield network's memory: capacity, recovery and basins.
 
-Every measure is a mean over random trials, compiled for all of them at once.
+Each measure is a mean over random trials, which run as one compiled program.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray
 
 
 class Capacity(NamedTuple):
-    """How many of random patterns a rule stores.
+    """Fraction of random patterns that a learning rule stores.
 
     >>> found = Capacity(np.array([1, 5, 9]), np.ones(3), np.array([1.0, 0.8, 0.1]))
     >>> int(found.num_patterns[found.complete > 0.5].max())
@@ -28,15 +28,15 @@ class Capacity(NamedTuple):
     """
 
     num_patterns: Array
-    """m, one entry each below."""
+    """Numbers of patterns m, for which the other fields have an entry each."""
     patterns: Float[Array, " m"]
-    """The share of patterns made fixed points."""
+    """Fraction of patterns that are fixed points."""
     complete: Float[Array, " m"]
-    """The share of trials in which all were."""
+    """Fraction of trials in which all patterns are fixed points."""
 
 
 class Recovery(NamedTuple):
-    """What becomes of patterns of which bits are flipped.
+    """Fraction of patterns and bits that are recovered after bits were flipped.
 
     >>> from probjax.models import hopfield
     >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
@@ -47,11 +47,11 @@ class Recovery(NamedTuple):
     """
 
     num_flips: Array
-    """One entry each below."""
+    """Numbers of flipped bits, for which the other fields have an entry each."""
     exact: Float[Array, " flips"]
-    """The share that the dynamics bring back to the last bit."""
+    """Fraction of corrupted patterns for which the dynamics restore all bits."""
     bits: Float[Array, " flips"]
-    """The share of bits that are right in the end."""
+    """Fraction of bits that are right at the end."""
 
 
 def capacity(
@@ -62,13 +62,15 @@ def capacity(
     *,
     num_trials: int = 20,
 ) -> Capacity:
-    """The share of random patterns that a rule stores, for several numbers of them.
+    """Fraction of random patterns that a rule stores, for several numbers of them.
 
     Args:
-        rule: of a key and patterns with weights; `hopfield.flow`, or for others
-            `lambda key, patterns: hopfield.perceptron(patterns)`. Compiled for every
-            function it is given: make one once.
-        size: units of the network.
+        rule: function of a key and of patterns with weights, such as `hopfield.flow` or
+            `lambda key, patterns: hopfield.perceptron(patterns)`. Each new function
+            object compiles again, so define it once.
+        size: number of units of the network.
+        num_patterns: numbers of patterns.
+        num_trials: number of random sets of patterns.
 
     >>> from probjax.models import hopfield
     >>> def rule(key, patterns):
@@ -93,7 +95,7 @@ def capacity(
 def _stored(rule, keys, x, count):
     weights = (jnp.arange(x.shape[1]) < count).astype(x.dtype)
     learned = jax.vmap(lambda key, x: rule(key, Data(x, weights)))(keys, x)
-    # Those of weight 0 are said to be stored.
+    # Patterns of weight 0 count as stored.
     missed = jnp.sum(~learned.stored, axis=1)
     return jnp.mean((count - missed) / count), jnp.mean(missed == 0)
 
@@ -107,10 +109,13 @@ def recovery(
     num_trials: int = 10,
     max_sweeps: int = 100,
 ) -> Recovery:
-    """How often patterns come back from so many flipped bits.
+    """Fraction of patterns and bits that the dynamics restore after flips of bits.
 
     Args:
-        num_trials: corrupted versions of each pattern.
+        patterns: rows of bits.
+        num_flips: numbers of bits that are flipped in each pattern.
+        num_trials: number of corrupted versions of each pattern.
+        max_sweeps: limit on the sweeps of `hopfield.recall`.
 
     >>> from probjax.models import hopfield
     >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
@@ -141,10 +146,16 @@ def basin_radius(
     num_trials: int = 20,
     max_sweeps: int = 100,
 ) -> Array:
-    """Of each pattern, the most flipped bits from which it still comes back.
+    """Largest number of flipped bits after which each pattern is still restored.
 
-    That is in `share` of the trials, for this number of bits and for all fewer; -1 for
-    a pattern that is no fixed point.
+    Restored means in at least `share` of the trials, for this number of flips and for
+    all smaller ones. It is -1 for a pattern that is not a fixed point.
+
+    Args:
+        patterns: rows of bits.
+        share: required fraction of trials, above 0 and at most 1.
+        num_trials: number of corrupted versions of each pattern.
+        max_sweeps: limit on the sweeps of `hopfield.recall`.
 
     >>> from probjax.models import hopfield
     >>> patterns = jnp.array([[1, 1, 1, 1, 0, 0, 0, 0]])
@@ -158,18 +169,20 @@ def basin_radius(
     check_count("num_trials", num_trials)
     patterns = _rows(patterns)
     radius = np.full(len(patterns), -1)
-    alive = np.ones(len(patterns), bool)
+    restored = np.ones(len(patterns), bool)
     for flips in range(patterns.shape[1] // 2 + 1):
         exact, _ = _recovered(key, params, patterns, flips, num_trials, max_sweeps)
-        alive &= np.asarray(exact) >= share
-        if not alive.any():
+        restored &= np.asarray(exact) >= share
+        if not restored.any():
             break
-        radius[alive] = flips
+        radius[restored] = flips
     return jnp.asarray(radius)
 
 
 def overlap(x: ArrayLike, patterns: ArrayLike) -> Float[Array, "row pattern"]:
-    """How alike states and patterns are: 1 if equal, -1 if opposite, 0 by chance.
+    """Mean product of spins of each state and pattern.
+
+    It is 1 if they are equal, -1 if they are opposite, and about 0 if independent.
 
     >>> overlap([[1, 1, 0, 0]], [[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]]).tolist()
     [[1.0, -1.0, 0.0]]
@@ -179,10 +192,11 @@ def overlap(x: ArrayLike, patterns: ArrayLike) -> Float[Array, "row pattern"]:
 
 
 def _recovered(key, params, patterns, flips, num_trials, max_sweeps):
+    """Fractions of trials and of bits that are right, for each pattern."""
     key = jax.random.fold_in(key, flips)
-    many = jnp.repeat(patterns[None], num_trials, axis=0)
-    start = _flip_some(key, many, flips)
-    right = recall(params, start, max_sweeps=max_sweeps).x == many
+    repeated = jnp.repeat(patterns[None], num_trials, axis=0)
+    start = _flip_some(key, repeated, flips)
+    right = recall(params, start, max_sweeps=max_sweeps).x == repeated
     return right.all(-1).mean(0), right.mean((0, 2))
 
 
@@ -198,8 +212,8 @@ def _rows(patterns: ArrayLike) -> Array:
 
 def _check_counts(name, counts, *, least, most=None):
     if not len(counts):
-        raise ValueError(f"{name} must have an entry, got {counts}")
+        raise ValueError(f"{name} must have at least one entry, got {counts}")
     for count in counts:
         check_count(name, count, least=least)
         if most is not None and count > most:
-            raise ValueError(f"{name} must be at most the {most} bits, got {count}")
+            raise ValueError(f"{name} must be at most {most}, got {count}")

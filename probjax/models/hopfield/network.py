@@ -1,21 +1,21 @@
-"""The Hopfield network over x in {0, 1}^n: its energy, its dynamics, its memories.
+"""The Hopfield network over x in {0, 1}^n: energy, dynamics and fixed points.
 
     E(x) = -1/2 x'Jx + theta'x,    J symmetric with a diagonal of zeros.
 
-Units are updated one after the other, in order, x_i = H(J_i x - theta_i) with H(0) = 0;
-then the energy never rises, and a state that no update changes is reached, a *fixed
-point*. With d_i = 1 - 2 x_i, flipping unit i gives
+Units are updated one after the other, in order: x_i = H(J_i x - theta_i) with H(0) = 0.
+The energy never rises, and the dynamics reach a *fixed point*, which no update changes.
+With d_i = 1 - 2 x_i, flipping unit i gives the gap
 
-    E(x) - E(x') = d_i (J_i x - theta_i),
+    E(x) - E(x') = d_i (J_i x - theta_i).
 
-and a *strict minimum*, where all of these are negative, is a fixed point. The converse
-fails only where one of them is 0: a unit that is off may have a gap of 0.
+A *strict minimum*, where all gaps are negative, is a fixed point. A fixed point is a
+strict minimum unless a gap is 0, which is possible for a unit that is off.
 
-All units at once would be another network, which can go back and forth between two
-states for ever.
+Updating all units at once would define another network, whose states can alternate
+between two values forever.
 
-Every function here is of the symmetric part of J without its diagonal: so descent, from
-a network, comes to a network, and energy and dynamics agree whatever J is.
+All functions use the symmetric part of J without its diagonal. So descent in J starts
+and ends at a network, and energy and dynamics agree for any matrix J.
 
 Reference: thesis, "Memory Storage in a Hopfield Network"; Hopfield, PNAS 79, 2554
 (1982).
@@ -29,6 +29,7 @@ import numpy as np
 
 from probjax.checks import check_count, holds, is_concrete, is_finite
 from probjax.models import ising
+from probjax.models.checks import check_size
 from probjax.potential import closed_form
 from probjax.states import binary
 from probjax.trees import floating
@@ -36,7 +37,7 @@ from probjax.types import Array, ArrayLike, Bool, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
-    """Weights and thresholds; `checked` refuses those that are of no network.
+    """Weights and thresholds; `checked` validates them.
 
     >>> params = Params(weight=1 - jnp.eye(2), threshold=jnp.full(2, 0.5))
     >>> is_fixed(params, [[0, 0], [0, 1], [1, 1]]).tolist()
@@ -44,13 +45,17 @@ class Params(NamedTuple):
     """
 
     weight: Float[Array, "unit unit"]
-    """J: positive where two units like to be on together."""
+    """J: positive for two units that tend to be on together."""
     threshold: Float[Array, " unit"]
-    """theta: how much a unit has to be driven to be on."""
+    """theta: input above which a unit is on."""
 
 
 def init(key: PRNGKeyArray, size: int, *, scale: float = 0.0) -> Params:
-    """Normal weights of standard deviation `scale`, by default 0, and no thresholds.
+    """Return symmetric normal weights, and thresholds of 0.
+
+    Args:
+        size: number of units.
+        scale: standard deviation of the weights; by default they are 0.
 
     >>> weight = init(jax.random.key(0), 3, scale=1.0).weight
     >>> bool((weight == weight.T).all()), weight.diagonal().tolist()
@@ -62,7 +67,9 @@ def init(key: PRNGKeyArray, size: int, *, scale: float = 0.0) -> Params:
 
 
 def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
-    """The network of a matrix J and thresholds, unless there is none.
+    """Return the network of a matrix J and thresholds; raise if J is not valid.
+
+    J must be finite and symmetric, with zeros on its diagonal.
 
     >>> checked([[0, 1], [1, 0]], [0.5, 0.5]).weight.tolist()
     [[0.0, 1.0], [1.0, 0.0]]
@@ -82,13 +89,13 @@ def checked(weight: ArrayLike, threshold: ArrayLike) -> Params:
         unit = int(np.flatnonzero(np.diagonal(matrix))[0])
         raise ValueError(
             f"J must have a diagonal of zeros, got J[{unit}, {unit}]="
-            f"{matrix[unit, unit]}: take it into the threshold as -J/2"
+            f"{matrix[unit, unit]}; try to add -J[{unit}, {unit}] / 2 to the threshold"
         )
     if not np.array_equal(matrix, matrix.T):
         i, j = np.argwhere(matrix != matrix.T)[0]
         raise ValueError(
             f"J must be symmetric, got J[{i}, {j}]={matrix[i, j]} and "
-            f"J[{j}, {i}]={matrix[j, i]}: without that there is no energy"
+            f"J[{j}, {i}]={matrix[j, i]}; try (J + J.T) / 2"
         )
     return Params(weight, threshold)
 
@@ -100,24 +107,24 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
     >>> flip_gaps(params, jnp.array([1.0, 1.0])).tolist()
     [-0.75, -0.5]
     """
-    _check_size(params, x)
+    check_size("x", x, len(params.threshold), "units")
     return (1 - 2 * x) * (_symmetric(params.weight) @ x - params.threshold)
 
 
 @closed_form(flip_gaps=flip_gaps)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
-    """-1/2 x'Jx + theta'x.
+    """Energy -1/2 x'Jx + theta'x of one state.
 
     >>> params = Params(1 - jnp.eye(2), jnp.array([0.25, 0.5]))
     >>> float(energy(params, jnp.array([1.0, 1.0])))  # -1 + 0.25 + 0.5
     -0.25
     """
-    _check_size(params, x)
+    check_size("x", x, len(params.threshold), "units")
     return -(x @ _symmetric(params.weight) @ x) / 2 + params.threshold @ x
 
 
 def to_ising(params: Params) -> ising.Params:
-    """The Ising model with the same energy: -J/2, and theta on the diagonal.
+    """Return the Ising model with the same energy: -J/2, with theta on the diagonal.
 
     >>> params = Params(1 - jnp.eye(2), jnp.array([0.25, 0.5]))
     >>> ising.coupling_matrix(to_ising(params)).tolist()
@@ -129,7 +136,7 @@ def to_ising(params: Params) -> ising.Params:
 
 
 def from_ising(params: ising.Params) -> Params:
-    """The network with the same energy as an Ising model.
+    """Return the network with the same energy as an Ising model.
 
     >>> found = from_ising(ising.from_matrix([[0.25, -0.5], [-0.5, 0.5]]))
     >>> float(found.weight[0, 1]), found.threshold.tolist()
@@ -140,7 +147,7 @@ def from_ising(params: ising.Params) -> Params:
 
 
 def is_fixed(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
-    """Whether no update changes a state, or each of the rows of many.
+    """Whether a state, or each row of states, is a fixed point.
 
     >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
     >>> is_fixed(params, [[0, 0, 0], [1, 1, 0], [1, 1, 1]]).tolist()
@@ -151,7 +158,7 @@ def is_fixed(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
 
 
 def is_strict_minimum(params: Params, x: ArrayLike) -> Bool[Array, "*row"]:
-    """Whether every flip of a unit raises the energy, of a state or of each row.
+    """Whether every flip of a unit raises the energy of a state, or of each row.
 
     >>> params = Params(1 - jnp.eye(2), jnp.zeros(2))
     >>> is_fixed(params, [[0, 0], [1, 1]]).tolist()
@@ -174,7 +181,7 @@ def is_stored(params: Params, patterns: ArrayLike) -> Bool[Array, ""]:
 
 
 class Recall(NamedTuple):
-    """What states have come to.
+    """Result of `recall`.
 
     >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
     >>> found = recall(params, [[1, 1, 0], [1, 0, 0]])
@@ -183,18 +190,20 @@ class Recall(NamedTuple):
     """
 
     x: Float[Array, "*row unit"]
+    """States at the end of the dynamics."""
     converged: Bool[Array, "*row"]
-    """Whether they are fixed points; if not, more sweeps are needed."""
+    """Whether each state is a fixed point; if not, it needs more sweeps."""
     num_sweeps: Array
-    """How many there were, of all units, for all rows."""
+    """Number of updates of all units, which is the same for all rows."""
 
 
 def recall(params: Params, x: ArrayLike, *, max_sweeps: int = 100) -> Recall:
-    """Follow the dynamics from a state, or from each row, to a fixed point.
+    """Run the dynamics from a state, or from each row of states, to a fixed point.
 
     Args:
-        max_sweeps: how often all units are updated at most. Most states need two or
-            three; there are networks on which some need exponentially many.
+        x: a state of bits, or rows of states.
+        max_sweeps: limit on the number of times that all units are updated. Most states
+            need two or three; in some networks, some states need exponentially many.
 
     >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
     >>> recall(params, [[1, 1, 0], [1, 0, 0]]).x.tolist()
@@ -224,7 +233,7 @@ def _recall(params, x, max_sweeps):
 
 
 def sweep(params: Params, x: Float[Array, "*row unit"]) -> Float[Array, "*row unit"]:
-    """Update all units once, in order.
+    """Update all units of a state, or of each row of states, once in order.
 
     >>> params = Params(1 - jnp.eye(3), jnp.full(3, 0.5))
     >>> sweep(params, jnp.array([1.0, 1.0, 0.0])).tolist()
@@ -263,11 +272,3 @@ def _updated(field, x):
 def _symmetric(weight):
     off = 1 - jnp.eye(len(weight), dtype=weight.dtype)
     return (weight + weight.T) * (off / 2)
-
-
-def _check_size(params, x):
-    if x.shape != params.threshold.shape:
-        raise ValueError(
-            f"x must have the {len(params.threshold)} units of params, got shape "
-            f"{x.shape}"
-        )

@@ -1,20 +1,22 @@
-"""Rules by which a Hopfield network learns patterns.
+"""Learning rules of Hopfield networks.
 
-    outer_product    J_ij ~ s_i s_j, s = 2x - 1: one look at each pattern, some
-                     n / (4 log n) of which are stored (Hopfield);
-    storkey          the same less what the network knows already;
-    pseudo_inverse   the projection onto the patterns: not local;
-    perceptron       wrong units move their weights, until none is wrong;
-    flow             minimum probability flow, whose K = sum over patterns and units of
-                     exp(gap / 2) has the infimum 0 if they can be stored at all.
+    outer_product    Hopfield's rule: sum of s_i s_j over patterns, with s = 2x - 1;
+                     stores about n / (4 log n) patterns of n units
+    storkey          Storkey's rule: the outer product, corrected for the fields of the
+                     patterns stored before
+    pseudo_inverse   projection onto the span of the patterns; not a local rule
+    perceptron       units that are wrong change their weights, until none is wrong
+    flow             minimum probability flow: minimises K, the sum over patterns and
+                     units of exp(gap / 2)
 
-K < 1 makes every gap negative: the patterns are strict minima (Theorem 1). The infimum
-is at infinity, so `flow` stops as soon as all gaps are negative. `flow_step` is the
-same rule for one pattern at a time, local like the perceptron's.
+The infimum of K is 0 if the patterns can be stored. K < 1 implies that every gap is
+negative, so that the patterns are strict minima (Theorem 1). The infimum is reached
+only at infinity, so `flow` stops as soon as all gaps are negative. `flow_step` is the
+same rule for one pattern at a time, and local like the perceptron rule.
 
-Patterns may have weights, of which 0 leaves a row out: sets of different sizes then are
-one shape, and all rules can be mapped over many with `vmap`. Of other weights only the
-outer product and the flow make use; a projection or a perceptron has no place for them.
+Patterns may have weights. A weight of 0 leaves a row out, so that sets of different
+sizes have one shape and `vmap` can apply a rule to many sets. Only the outer product
+and the flow use the values of other weights.
 
 Reference: thesis, "Memory Storage in a Hopfield Network"; Hillar, Sohl-Dickstein and
 Koepsell, arXiv:1204.2916. Storkey, ICANN 1997; Personnaz, Guyon and Dreyfus, J. Phys.
@@ -47,20 +49,20 @@ from probjax.types import Array, ArrayLike, Bool, Data, Float, PRNGKeyArray, Sca
 
 
 class NotStorableWarning(UserWarning):
-    """No network has all these patterns as strict minima.
+    """Warning that no network has all given patterns as strict minima.
 
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", NotStorableWarning)
     ...     try:
     ...         flow(jax.random.key(0), jnp.array([[1, 1], [1, 0]]))
-    ...     except NotStorableWarning as trouble:
-    ...         print(trouble)
-    not all can be stored: patterns 0 and 1 are one bit apart
+    ...     except NotStorableWarning as warning:
+    ...         print(str(warning).split(";")[0])
+    patterns 0 and 1 differ in one bit, so at most one of them can be stored
     """
 
 
 class Learned(NamedTuple):
-    """A network, and what it has learned.
+    """Result of a learning rule.
 
     >>> learned = outer_product(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]]))
     >>> learned.stored.tolist(), learned.params.weight.shape
@@ -68,14 +70,15 @@ class Learned(NamedTuple):
     """
 
     params: Params
+    """Network that was learned."""
     stored: Bool[Array, " pattern"]
-    """Which patterns are fixed points; those of weight 0 are said to be."""
+    """Whether each pattern is a fixed point; True for patterns of weight 0."""
     num_steps: Array
-    """Descents, or passes over the patterns."""
+    """Number of steps of L-BFGS for `flow`, or else of passes over the patterns."""
 
 
 def outer_product(patterns: ArrayLike | Data) -> Learned:
-    """Hopfield's rule.
+    """Learn patterns by Hopfield's outer product rule.
 
     >>> outer_product(jnp.array([[1, 0, 1, 0]])).params.weight[0].tolist()
     [0.0, -0.5, 0.5, -0.5]
@@ -86,7 +89,7 @@ def outer_product(patterns: ArrayLike | Data) -> Learned:
 
 
 def pseudo_inverse(patterns: ArrayLike | Data) -> Learned:
-    """The projection onto the span of the patterns, without its diagonal.
+    """Learn patterns by the projection onto their span, without its diagonal.
 
     >>> pseudo_inverse(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
     [True, True]
@@ -97,7 +100,7 @@ def pseudo_inverse(patterns: ArrayLike | Data) -> Learned:
 
 
 def storkey(patterns: ArrayLike | Data) -> Learned:
-    """Storkey's rule, pattern after pattern.
+    """Learn one pattern after another by Storkey's rule.
 
     >>> storkey(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
     [True, True]
@@ -108,7 +111,7 @@ def storkey(patterns: ArrayLike | Data) -> Learned:
     def add(weight, row):
         x, counts = row
         s = 2 * x - 1
-        # h_ij leaves out j of the field at i, which leaves out i already.
+        # h_ij is the field at i without unit j; the diagonal of zeros leaves out i.
         local = (weight @ s)[:, None] - weight * s[None, :]
         change = (
             s[:, None] * s[None, :] - s[:, None] * local.T - local * s[None, :]
@@ -121,10 +124,13 @@ def storkey(patterns: ArrayLike | Data) -> Learned:
 
 
 def perceptron(patterns: ArrayLike | Data, *, max_passes: int = 1000) -> Learned:
-    """The symmetric perceptron: each wrong unit moves its weights and its threshold.
+    """Learn patterns by the symmetric perceptron rule.
 
-    It comes to an end if the patterns can be stored, after very many passes where they
-    hardly can.
+    Each unit that is wrong changes its weights and its threshold. The rule converges if
+    the patterns can be stored, but may take very many passes if they barely can.
+
+    Args:
+        max_passes: limit on the passes over all patterns.
 
     >>> perceptron(jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])).stored.tolist()
     [True, True]
@@ -156,13 +162,12 @@ def _perceptron(x, weights, max_passes):
         )
         return params, wrong, count + 1
 
-    def going(carry):
+    def is_unfinished(carry):
         _, wrong, count = carry
         return wrong & (count < max_passes)
 
-    nothing = Params(jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype))
-    start = (nothing, jnp.asarray(True), jnp.zeros((), int))
-    params, _, count = jax.lax.while_loop(going, one_pass, start)
+    start = (_zero_network(x), jnp.asarray(True), jnp.zeros((), int))
+    params, _, count = jax.lax.while_loop(is_unfinished, one_pass, start)
     return _learned(params, x, weights, count)
 
 
@@ -173,34 +178,38 @@ def flow(
     max_steps: int = 2000,
     penalty: Penalty | None = None,
 ) -> Learned:
-    """Minimum probability flow, until every pattern is a strict minimum.
+    """Learn patterns by minimum probability flow, until all are strict minima.
 
-    That is soon, and their basins are narrow. The widest are at the minimum of the
-    flow with a small penalty, to which `fit(key, MPF(hopfield.energy), ...,
-    penalty=L2(2e-5))` descends; and there patterns alike become minima too. Without a
-    penalty gaps would widen for ever, and basins not always with them.
+    This takes few steps and leaves narrow basins of attraction. The widest basins are
+    at the minimum of the flow with a small penalty: use `fit(key, MPF(hopfield.energy),
+    ..., penalty=L2(2e-5))`. At that minimum, patterns similar to the given ones become
+    minima, too. Without a penalty the gaps would grow forever, but the basins would not
+    always grow with them.
 
     Args:
-        max_steps: of L-BFGS, at most.
-        penalty: on weights and thresholds. A strong one keeps patterns from being
-            stored, which `stored` tells.
+        patterns: rows of bits that differ from each other, optionally with weights.
+        max_steps: limit on the steps of L-BFGS.
+        penalty: penalty on weights and thresholds. If it is too strong, patterns are
+            not stored; see `stored` of the result.
 
     >>> patterns = jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])
     >>> flow(jax.random.key(0), patterns).stored.tolist()
     [True, True]
     """
     x, weights = _checked(patterns)
-    if is_concrete((x, weights)) and (why := _one_bit_apart(x, weights)):
-        warnings.warn(f"not all can be stored: {why}", NotStorableWarning, stacklevel=2)
-    size = x.shape[1]
-    nothing = Params(jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype))
+    if is_concrete((x, weights)) and (reason := _one_bit_apart(x, weights)):
+        warnings.warn(
+            f"{reason}; try to leave such patterns out, or see `stored`",
+            NotStorableWarning,
+            stacklevel=2,
+        )
     with warnings.catch_warnings():
-        # What counts is whether they are stored, which `stored` tells.
+        # The goal is to store the patterns, which `stored` reports, and not a minimum.
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = fit(
             key,
             MPF(energy),
-            nothing,
+            _zero_network(x),
             Data(x, weights),
             penalty=penalty,
             steps_per_round=max_steps,
@@ -212,7 +221,7 @@ def flow(
 
 @recipe
 class AllStored(StoppingRule):
-    """Stopping rule for `fit`: every flip of every pattern raises the energy.
+    """Stopping rule for `fit` that is met if all patterns are strict minima.
 
     >>> patterns = jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]])
     >>> start = Params(jnp.zeros((4, 4)), jnp.zeros(4))
@@ -229,7 +238,9 @@ class AllStored(StoppingRule):
 
 
 def log_flow(params: Params, patterns: ArrayLike | Data) -> Scalar:
-    """Log of K, the sum over patterns and units of exp(gap / 2): stored if below 0.
+    """Log of K, the sum over patterns and units of exp(gap / 2).
+
+    If it is negative, all patterns are stored.
 
     >>> nothing = Params(jnp.zeros((2, 2)), jnp.zeros(2))
     >>> round(float(log_flow(nothing, jnp.array([[1, 1], [0, 0]]))), 4)  # log 4
@@ -241,18 +252,21 @@ def log_flow(params: Params, patterns: ArrayLike | Data) -> Scalar:
 
 
 def flow_step(params: Params, x: Float[Array, " unit"], rate: float | Scalar) -> Params:
-    """The online rule: one small step for one pattern, with what its units know.
+    """Return the parameters after one step of the local, online flow rule.
 
-    Minus `rate` times the gradient of the pattern's flow, sum_i exp(gap_i / 2), in
-    J_ij = J_ji and theta_i; up to a factor of 2 that belongs to the rate.
+    The change is -2 `rate` times the gradient of the pattern's flow,
+    sum_i exp(gap_i / 2), with respect to J_ij = J_ji and theta_i.
+
+    Args:
+        x: pattern.
+        rate: learning rate.
 
     >>> nothing = Params(jnp.zeros((2, 2)), jnp.zeros(2))
     >>> found = flow_step(nothing, jnp.array([1.0, 0.0]), 0.5)
     >>> found.threshold.tolist(), float(found.weight[0, 1])
     ([-0.5, 0.5], -0.5)
     """
-    turn = 1 - 2 * x
-    drive = turn * jnp.exp(flip_gaps(params, x) / 2)
+    drive = (1 - 2 * x) * jnp.exp(flip_gaps(params, x) / 2)
     change = drive[:, None] * x[None, :]
     off = 1 - jnp.eye(len(x), dtype=x.dtype)
     weight = params.weight - rate * off * (change + change.T)
@@ -260,19 +274,20 @@ def flow_step(params: Params, x: Float[Array, " unit"], rate: float | Scalar) ->
 
 
 def not_storable(patterns: ArrayLike | Data) -> str:
-    """Why no network can have these as strict minima; "" if nothing is seen.
+    """Reason why no network has all patterns as strict minima; "" if none is found.
 
-    Of two patterns one bit apart each would have to be the lower one.
+    Of two patterns that differ in one bit, each would need the lower energy. This is
+    the only reason that is tested.
 
     >>> not_storable(jnp.array([[1, 1], [1, 0]]))
-    'patterns 0 and 1 are one bit apart'
+    'patterns 0 and 1 differ in one bit, so at most one of them can be stored'
     """
     return _one_bit_apart(*_checked(patterns))
 
 
 def _checked(patterns):
     data = as_data(patterns)
-    refuse_mask(data, "patterns are learned whole")
+    refuse_mask(data, "learning rules require complete patterns")
     x = binary(data.x)
     if x.ndim != 2:
         raise ValueError(f"patterns must be rows of units, got shape {x.shape}")
@@ -290,38 +305,50 @@ def _refuse_repeats(x, weights):
     if np.any(counts > 1):
         row = rows[first[counts > 1].min()]
         raise ValueError(
-            f"patterns must differ, got pattern {row} more than once: give unique_rows"
+            f"patterns must differ, got pattern {row} more than once; try "
+            "data.unique_rows(patterns)"
         )
 
 
 def _one_bit_apart(x, weights):
-    """Why not, without a look at all pairs: by numbers that tell patterns apart.
+    """Message about patterns that differ in one bit; "" if there are none.
 
-    A flip of a unit changes a pattern's number by the unit's mark.
+    Pairs are found by hashes and not by comparing all of them. The hash of a pattern is
+    the xor of random numbers, one for each unit that is on. So a flip of a unit changes
+    the hash by the xor with the number of that unit.
     """
     rows = np.flatnonzero(np.asarray(weights))
     on = np.asarray(x, bool)[rows]
-    marks = np.random.default_rng(0).integers(2**63, size=on.shape[1])
-    numbers = np.zeros(len(rows), marks.dtype)
-    for unit, mark in enumerate(marks):
-        numbers ^= np.where(on[:, unit], mark, 0)
-    order = np.argsort(numbers)
+    unit_hashes = np.random.default_rng(0).integers(2**63, size=on.shape[1])
+    hashes = np.zeros(len(rows), unit_hashes.dtype)
+    for unit, unit_hash in enumerate(unit_hashes):
+        hashes ^= np.where(on[:, unit], unit_hash, 0)
+    order = np.argsort(hashes)
     pairs = []
-    for unit, mark in enumerate(marks):
+    for unit, unit_hash in enumerate(unit_hashes):
         one = np.flatnonzero(on[:, unit])
-        place = np.searchsorted(numbers[order], numbers[one] ^ mark)
+        place = np.searchsorted(hashes[order], hashes[one] ^ unit_hash)
         other = order[np.minimum(place, len(order) - 1)]
-        found = numbers[other] == numbers[one] ^ mark
+        found = hashes[other] == hashes[one] ^ unit_hash
         pairs += zip(one[found], other[found], strict=True)
     if not pairs:
         return ""
     i, j = min(sorted(pair) for pair in pairs)
-    others = f", of {len(pairs):,} such pairs" if len(pairs) > 1 else ""
-    return f"patterns {rows[i]} and {rows[j]} are one bit apart{others}"
+    many = f" (one of {len(pairs):,} such pairs)" if len(pairs) > 1 else ""
+    return (
+        f"patterns {rows[i]} and {rows[j]} differ in one bit{many}, so at most one of "
+        "them can be stored"
+    )
+
+
+def _zero_network(x):
+    """Network of zeros, with the units and the dtype of the patterns `x`."""
+    size = x.shape[1]
+    return Params(jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype))
 
 
 def _from_spins(weight):
-    """The network of spins s_i = sign(W_i s), W without its diagonal, in bits."""
+    """Network over bits of the spins s_i = sign(W_i s), without the diagonal of W."""
     weight = (weight + weight.T) / 2 * (1 - jnp.eye(len(weight), dtype=weight.dtype))
     return Params(2 * weight, weight.sum(1))
 

@@ -1,21 +1,22 @@
-"""Cluster flips of an Ising model: bonds join spins that agree, whole clusters turn.
+"""Cluster samplers for Ising models: they flip whole clusters of spins that agree.
 
-Over spins s = 2x - 1 and a ghost spin s_0 = 1, to which the fields are couplings,
+Fields become couplings to an additional "ghost" spin s_0 = 1. Over spins s = 2x - 1,
 
-    p(s) ~ exp(sum_(i<j) K_ij s_i s_j),    K_i0 = h_i,
+    p(s) ~ exp(sum_(i<j) K_ij s_i s_j),    K_i0 = h_i.
 
-and given s each bond is *active*, independently of all others, with probability
+Given s, each bond (i, j) is *active* with probability
 
-    1 - exp(-2 max(K_ij s_i s_j, 0)).
+    1 - exp(-2 max(K_ij s_i s_j, 0)),
 
-Given the active bonds every cluster that they join is as likely to be turned over as
-not. Swendsen and Wang throw a coin for each cluster, Wolff turns the cluster of one
-random spin. If the ghost has turned, all spins are turned once more, which the sum does
-not notice: so the ghost is 1 again, and what was not in its cluster has turned.
+independently of all other bonds. Active bonds join spins to clusters, and given the
+active bonds each cluster is flipped with probability 1/2. Swendsen and Wang flip each
+cluster or not, at random; Wolff flips the cluster that contains one random spin. If the
+ghost spin was flipped, all spins are flipped once more, which does not change p(s). So
+the ghost is 1 again, and the spins outside its cluster have changed.
 
-Couplings may have any sign, but only where all can be satisfied at once do clusters
-follow the correlations, and keep chains fast at a critical point. In a frustrated model
-one cluster soon holds nearly all spins, and turning it changes little.
+Couplings may have any sign. But clusters match the correlated regions, and keep chains
+fast at a critical point, only if some state satisfies all couplings at once. In a
+frustrated model one cluster contains nearly all spins, and flipping it changes little.
 
 Reference: Swendsen and Wang, PRL 58, 86 (1987); Wolff, PRL 62, 361 (1989).
 """
@@ -28,7 +29,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from probjax.interfaces import Sampler
-from probjax.models.ising.model import energy, pair_indices
+from probjax.models.ising.model import energy
+from probjax.models.ising.parameters import pair_indices
 from probjax.potential import Potential
 from probjax.recipe import recipe
 from probjax.states import binary
@@ -36,28 +38,32 @@ from probjax.types import Array, ArrayLike, Domain, Float, Info, PRNGKeyArray, S
 
 
 class ClusterState(NamedTuple):
-    """Where cluster flips are."""
+    """State of a cluster sampler."""
 
     x: Float[Array, " unit"]
-    """The current state."""
+    """Current state of the model."""
 
 
 class Bonds(NamedTuple):
-    """The graph of a model: vertex 0 is the ghost, vertex i + 1 is unit i."""
+    """Graph of a model, in which vertex 0 is the ghost spin and vertex i + 1 is unit i.
+
+    Bonds between two units come first, in the order of the couplings. Bonds between the
+    ghost and each unit, for the fields, come last.
+    """
 
     first: Int[ArrayLike, " bond"]
-    """The vertex at one end of each bond, and..."""
+    """Vertex at one end of each bond."""
     second: Int[ArrayLike, " bond"]
-    """...at the other. Pairs of units in their order come first, then the fields."""
+    """Vertex at the other end."""
     coupling: Float[Array, " bond"]
-    """K, positive where the ends like to agree."""
+    """K of each bond, positive if the two spins tend to agree."""
 
 
 @recipe
 class SwendsenWang(Sampler):
-    """Every cluster turns or not by a coin of its own. A step costs O(bonds).
+    """Sampler that flips each cluster with probability 1/2. A step costs O(bonds).
 
-    Units that all but always agree turn together:
+    Two units that nearly always agree are flipped together:
 
     >>> from probjax import ising, sample
     >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
@@ -86,16 +92,17 @@ class SwendsenWang(Sampler):
         bond_key, coin_key = jax.random.split(key)
         labels = _draw_clusters(bond_key, potential, state.x)
         coins = jax.random.bernoulli(coin_key, shape=labels.shape)
-        return _moved(state.x, coins[labels])
+        return _step(state.x, coins[labels])
 
 
 @recipe
 class Wolff(Sampler):
-    """The cluster of one random unit turns. A step costs what `SwendsenWang`'s does.
+    """Sampler that flips the cluster of one random unit.
 
-    Large clusters are chosen more often and always turn; small ones change slowly.
+    A step costs as much as that of `SwendsenWang`. Large clusters are chosen more often
+    than small ones, which therefore change slowly.
 
-    In a model of one cluster, the whole state turns at every step:
+    If all units are in one cluster, each step flips the whole state:
 
     >>> from probjax import ising, sample
     >>> params = ising.from_matrix([[20.0, -20.0], [-20.0, 20.0]])
@@ -123,14 +130,14 @@ class Wolff(Sampler):
         bond_key, unit_key = jax.random.split(key)
         labels = _draw_clusters(bond_key, potential, state.x)
         vertex = jax.random.randint(unit_key, (), 1, len(labels))
-        return _moved(state.x, labels == labels[vertex])
+        return _step(state.x, labels == labels[vertex])
 
 
 def bonds(potential: Potential) -> Bonds:
-    """The couplings and fields of spins in an Ising model, times its weight.
+    """Bonds of an Ising model over spins, with couplings times the potential's weight.
 
-    As `ising.to_spins`, but without a matrix: K_ij = -J_ij / 2 and
-    K_i0 = sum_j K_ij - J_ii / 2 for E = x'Jx.
+    The values are those of `ising.to_spins`, but no matrix is formed: E = x'Jx has
+    K_ij = -J_ij / 2 and K_i0 = sum_j K_ij - J_ii / 2.
     """
     params, weight = potential.args[0], potential.weights[0]
     size = len(params.bias)
@@ -147,7 +154,7 @@ def bonds(potential: Potential) -> Bonds:
 
 
 def bond_chances(graph: Bonds, x: Float[Array, " unit"]) -> Float[Array, " bond"]:
-    """The probability of each bond to be active: 1 - exp(-2 max(K s s', 0))."""
+    """Probability that each bond is active: 1 - exp(-2 max(K s s', 0))."""
     spins = jnp.concatenate([jnp.ones(1, x.dtype), 2 * x - 1])
     agreement = graph.coupling * spins[graph.first] * spins[graph.second]
     return -jnp.expm1(-2 * jnp.maximum(agreement, 0))
@@ -159,13 +166,20 @@ def clusters(
     active: Bool[Array, " bond"],
     size: int,
 ) -> Int[Array, " vertex"]:
-    """The least vertex that each of `size` vertices is joined to by active bonds.
+    """Label of each vertex: the smallest vertex that active bonds connect it to.
 
-    Every vertex points to one of its cluster that is no greater, at first to itself. A
-    bond whose ends point to two vertices makes the greater of these point to the
-    lesser; then all point to where those lead that they pointed to. When that changes
-    nothing, both ends of every active bond point to one vertex, which points to itself
-    and so is the least. Paths shorten like logarithms: a few rounds will do.
+    The label of a vertex v is a vertex of its cluster and at most v; at first it is v.
+    In one round, each active bond compares the labels of its two ends, a < b: it lowers
+    the label of vertex b to a. Then each label is replaced by the label of its label.
+    Once a round changes nothing, both ends of every active bond have the same label,
+    which is its own label, and so the smallest vertex of the cluster. The number of
+    rounds grows like the logarithm of the longest path.
+
+    Args:
+        first: vertex at one end of each bond.
+        second: vertex at the other end.
+        active: whether each bond is active.
+        size: number of vertices.
 
     >>> active = jnp.array([True, True, False])
     >>> clusters(jnp.array([3, 2, 0]), jnp.array([1, 3, 2]), active, 4).tolist()
@@ -175,10 +189,10 @@ def clusters(
     def lower(carry):
         labels, _ = carry
         one, other = labels[first], labels[second]
-        # Of inactive bonds a label above all others, which is never the minimum.
-        lesser = jnp.where(active, jnp.minimum(one, other), size)
-        lowered = labels.at[jnp.maximum(one, other)].min(lesser)
-        # Twice: jumps cost less than the rounds they save.
+        # `size` exceeds all labels, so an inactive bond lowers nothing.
+        smaller = jnp.where(active, jnp.minimum(one, other), size)
+        lowered = labels.at[jnp.maximum(one, other)].min(smaller)
+        # Doing this twice costs less than the rounds it saves.
         lowered = lowered[lowered]
         lowered = lowered[lowered]
         return lowered, jnp.any(lowered != labels)
@@ -187,19 +201,22 @@ def clusters(
     return jax.lax.while_loop(lambda carry: carry[1], lower, start)[0]
 
 
-def turned(
-    x: Float[Array, " unit"], turns: Bool[Array, " vertex"]
+def flipped(
+    x: Float[Array, " unit"], flips: Bool[Array, " vertex"]
 ) -> Float[Array, " unit"]:
-    """`x` after some vertices turn, and then all of them if that brings the ghost back.
+    """State after flipping some vertices, and then all if the ghost was flipped.
 
-    So a unit is flipped if it turns and the ghost does not, or the other way round.
+    So a unit changes if either the unit or the ghost is in `flips`, but not both.
     """
-    return jnp.where(turns[1:] != turns[0], 1 - x, x)
+    return jnp.where(flips[1:] != flips[0], 1 - x, x)
 
 
 def _start(name, potential, x):
     if potential.energies != (energy,):
-        raise ValueError(f"{name} is for ising.energy alone")
+        raise ValueError(
+            f"{name} requires ising.energy and no other term; try HeatBath() for "
+            "other energies of bits"
+        )
     return ClusterState(x)
 
 
@@ -210,5 +227,5 @@ def _draw_clusters(key, potential, x):
     return clusters(graph.first, graph.second, active, len(x) + 1)
 
 
-def _moved(x, turns):
-    return ClusterState(turned(x, turns)), Info(jnp.ones((), x.dtype))
+def _step(x, flips):
+    return ClusterState(flipped(x, flips)), Info(jnp.ones((), x.dtype))

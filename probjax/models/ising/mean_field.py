@@ -1,19 +1,20 @@
-"""Ising models in one step from the moments of the data: mean field and TAP.
+"""Closed-form estimates of Ising models from means and covariances: mean field, TAP.
 
-With mu_i the mean of a unit, m = 2 mu - 1, chi the covariance of units and A its
+Let mu_i be the mean of a unit, m = 2 mu - 1, chi the covariance of the units, and A its
 regularised inverse,
 
     A = (chi'chi + lambda I)^+ chi'
 
-(stochastic robust approximation: eigenvalues x of chi become x / (x^2 + lambda)), the
+(stochastic robust approximation: eigenvalues x of chi become x / (x^2 + lambda)). The
 couplings of E = x'Jx are
 
     mean field: J_ij = A_ij / 2
     TAP:        J_ij = (1 - sqrt(1 - 2 m_i m_j A_ij)) / (2 m_i m_j)
 
-and the biases J_ii = -logit mu_i - 2 sum_j J_ij mu_j, for TAP with the reaction term
-+ 2 (1 - 2 mu_i) sum_j J_ij^2 mu_j (1 - mu_j). They are the first and second order of an
-expansion in small couplings; where correlations are strong they fail.
+and the biases are J_ii = -logit mu_i - 2 sum_(j != i) J_ij mu_j. TAP adds the reaction
+term 2 (1 - 2 mu_i) sum_(j != i) J_ij^2 mu_j (1 - mu_j) to the biases. The two estimates
+are the first and second order of an expansion in small couplings, and fail for strong
+correlations.
 
 Reference: Tanaka, PRE 58, 2302 (1998); thesis, "Two Dimensional Ising Spin Glass".
 """
@@ -26,18 +27,21 @@ import numpy as np
 
 from probjax.checks import holds
 from probjax.data.rows import as_data, refuse_mask
-from probjax.models.ising.model import Params, from_matrix
+from probjax.models.ising.parameters import Params, from_matrix
 from probjax.runs.driver import full_precision
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
 
 
 def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
-    """The Ising model of all pairs by naive mean field, errors of second order in J.
+    """Estimate an Ising model of all pairs by naive mean field.
+
+    Errors are of second order in J.
 
     Args:
-        damping: lambda, in units of a covariance of bits squared; 1/16 of what it is
-            for spins.
+        data: complete rows of bits.
+        damping: lambda >= 0, compared with squared covariances of bits. These are 1/16
+            of the squared covariances of spins.
 
     >>> from probjax import exact
     >>> rows = Data(exact.states(2), jnp.array([9.0, 3.0, 3.0, 1.0]))
@@ -49,11 +53,15 @@ def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
 
 
 def tap(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
-    """The Ising model of all pairs with TAP's correction, errors of third order in J.
+    """Estimate an Ising model of all pairs by mean field with TAP's correction.
 
-    Where its square root would be of a negative number, or both solutions meet at
-    means near a half, a coupling is that of mean field. Arguments are those of
-    `mean_field`.
+    Errors are of third order in J. A coupling is that of `mean_field` if TAP's formula
+    has the square root of a negative number, or divides by about zero because the mean
+    of a unit is near 1/2.
+
+    Args:
+        data: complete rows of bits.
+        damping: as for `mean_field`.
 
     >>> from probjax import exact
     >>> rows = Data(exact.states(2), jnp.array([9.0, 3.0, 3.0, 1.0]))
@@ -69,15 +77,15 @@ def _solved(method: Callable, data: ArrayLike | Data, damping: float) -> Params:
     if damping < 0:
         raise ValueError(f"damping must not be negative, got {damping}")
     data = as_data(data)
-    refuse_mask(data, "mean field needs the covariance of complete rows")
+    refuse_mask(data, "mean field requires the covariance of complete rows")
     x = binary(data.x)
     weights = np.ones(len(x), x.dtype) if data.weights is None else data.weights
     with full_precision():
         mean, matrix = method(x, weights, damping)
     if not holds(_varies, mean):
         raise ValueError(
-            "every unit must be on in some rows and off in others: mean field has no "
-            "finite bias for one that never changes"
+            "every unit must be on in some rows and off in others, got a unit that "
+            "never changes, whose bias has no finite estimate; try to leave it out"
         )
     return from_matrix(matrix)
 
@@ -85,7 +93,7 @@ def _solved(method: Callable, data: ArrayLike | Data, damping: float) -> Params:
 @jax.jit
 def _mean_field(x, weights, damping):
     mean, inverse = _susceptibility(x, weights, damping)
-    return mean, _matrix(mean, inverse / 2, 0)
+    return mean, _matrix(mean, inverse / 2, with_reaction=False)
 
 
 @jax.jit
@@ -96,7 +104,8 @@ def _tap(x, weights, damping):
     solvable = (jnp.abs(product) > 1e-4) & (inside >= 0)
     root = jnp.sqrt(jnp.where(solvable, inside, 1))
     coupling = (1 - root) / (2 * jnp.where(solvable, product, 1))
-    return mean, _matrix(mean, jnp.where(solvable, coupling, inverse / 2), 1)
+    coupling = jnp.where(solvable, coupling, inverse / 2)
+    return mean, _matrix(mean, coupling, with_reaction=True)
 
 
 def _susceptibility(x, weights, damping):
@@ -106,8 +115,8 @@ def _susceptibility(x, weights, damping):
     below one or two percent of the largest.
     """
     mean = weights @ x / weights.sum()
-    away = x - mean[None]
-    covariance = (away * weights[:, None]).T @ away / weights.sum()
+    deviation = x - mean[None]
+    covariance = (deviation * weights[:, None]).T @ deviation / weights.sum()
     values, vectors = jnp.linalg.eigh(covariance)
     rounding = len(mean) * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values))
     is_kept = (jnp.abs(values) > rounding) | (damping > 0)
@@ -116,12 +125,13 @@ def _susceptibility(x, weights, damping):
     return mean, (vectors * scale[None]) @ vectors.T
 
 
-def _matrix(mean, coupling, reaction):
+def _matrix(mean, coupling, *, with_reaction):
     coupling = jnp.where(jnp.eye(len(mean), dtype=bool), 0, coupling)
     coupling = (coupling + coupling.T) / 2
     bias = -jax.scipy.special.logit(mean) - 2 * coupling @ mean
-    back = 2 * (1 - 2 * mean) * (coupling**2 @ (mean * (1 - mean)))
-    return coupling + jnp.diag(bias + reaction * back)
+    if with_reaction:
+        bias = bias + 2 * (1 - 2 * mean) * (coupling**2 @ (mean * (1 - mean)))
+    return coupling + jnp.diag(bias)
 
 
 def _varies(mean: Float[Array, " unit"]) -> Array:

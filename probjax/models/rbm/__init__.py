@@ -1,5 +1,6 @@
-"""The restricted Boltzmann machine: what it is, how it is sampled, how it learns."""
+"""Restricted Boltzmann machines: energy, conditionals, block Gibbs sampler, chart."""
 
+from probjax.models.rbm.centring import CentredRBM, centred
 from probjax.models.rbm.gibbs import (
     BlockGibbs,
     BlockState,
@@ -8,7 +9,6 @@ from probjax.models.rbm.gibbs import (
     grown_energy,
     start_growth,
 )
-from probjax.models.rbm.learning import CentredRBM, centred, weights_only
 from probjax.models.rbm.machine import (
     NUM_PRODUCTS,
     Params,
@@ -27,6 +27,7 @@ from probjax.models.rbm.machine import (
     transpose,
     visible_log_odds,
     visible_means,
+    weights_only,
 )
 
 __all__ = [

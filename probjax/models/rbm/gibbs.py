@@ -1,11 +1,11 @@
-"""Block Gibbs sampling of a restricted Boltzmann machine, and its way of annealing.
+"""Block Gibbs sampling of a restricted Boltzmann machine, and an annealing path.
 
-Given one layer the units of the other are independent, so a step redraws whole layers:
+Given one layer, the units of the other are independent. So a step redraws whole layers:
 
-    h ~ sigmoid(W'x + c),    x ~ sigmoid(W h + b).
+    h ~ Bernoulli(sigmoid(W'x + c)),    x ~ Bernoulli(sigmoid(W h + b)).
 
-`Growth` is the path along which the weights grow from nothing; both keep the fields
-W'x + c, which are what a step costs.
+`Growth` is an annealing path along which the weights grow from 0. The sampler's state
+caches W'x + c, on which both the next step and the increments of `Growth` depend.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from probjax.bases.fits import add_pseudo_row, fit_bernoulli
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.interfaces import Sampler
 from probjax.lanes import if_any
-from probjax.models.rbm.machine import Params, check_visible, energy, hidden_means
+from probjax.models.rbm.layers import accept_block, check_visible, draw_bits
+from probjax.models.rbm.machine import Params, energy, hidden_means
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe
 from probjax.states import binary
@@ -38,7 +39,7 @@ from probjax.types import (
 
 
 class Grown(NamedTuple):
-    """A machine on the way of `Growth`.
+    """A machine on the path of `Growth`.
 
     >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
     >>> machine = Grown(params, jnp.zeros(2), jnp.zeros(1), jnp.array(0.5))
@@ -47,28 +48,29 @@ class Grown(NamedTuple):
     """
 
     params: Params
-    """At the end of it."""
+    """Parameters at the end of the path."""
     visible_start: Float[Array, " visible"]
-    """The visible biases at its beginning, where there are no weights."""
+    """Visible biases at the start of the path, where the weights are 0."""
     hidden_start: Float[Array, " hidden"]
-    """And the hidden ones."""
+    """Hidden biases at the start of the path."""
     share: Scalar
-    """How far along it is, from 0 to 1."""
+    """Position s on the path, from 0 to 1."""
 
     @property
     def visible_bias(self) -> Float[Array, " visible"]:
+        """Visible biases at this position."""
         return self._between(self.visible_start, self.params.visible_bias)
 
-    def field(self, whole: Float[Array, " hidden"]) -> Float[Array, " hidden"]:
-        """At the hidden units, if it is `whole` at the end."""
-        return self._between(self.hidden_start, whole)
+    def field(self, end_field: Float[Array, " hidden"]) -> Float[Array, " hidden"]:
+        """Field W'x + c at this position, given the field at the end of the path."""
+        return self._between(self.hidden_start, end_field)
 
-    def _between(self, first, last):
-        return (1 - self.share) * first + self.share * last
+    def _between(self, start, end):
+        return (1 - self.share) * start + self.share * end
 
 
 def grown_energy(machine: Grown, x: Float[Array, " visible"]) -> Scalar:
-    """The energy of one visible state on the way of `Growth`.
+    """Energy of one visible state for a machine on the path of `Growth`.
 
     >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
     >>> machine = Grown(params, jnp.zeros(2), jnp.zeros(1), jnp.array(1.0))
@@ -81,7 +83,7 @@ def grown_energy(machine: Grown, x: Float[Array, " visible"]) -> Scalar:
 
 
 class BlockState(NamedTuple):
-    """Where `BlockGibbs` is.
+    """State of `BlockGibbs`.
 
     >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.zeros(1))
     >>> key, x = jax.random.key(0), jnp.array([0.0, 1.0])
@@ -90,18 +92,19 @@ class BlockState(NamedTuple):
     """
 
     x: Float[Array, " visible"]
-    """The visible units."""
+    """Current values of the visible units."""
     field: Float[Array, " hidden"]
-    """W'x + c: the fields that they make at the hidden ones of the whole machine."""
+    """Cached W'x + c. On the path of `Growth`, this is the field at the path's end."""
 
 
 @recipe
 class BlockGibbs(Sampler):
-    """One step redraws all hidden units given the visible ones, and then those.
+    """Sampler that redraws all hidden units, and then all visible units.
 
-    That is reversible at weight 1 of the energy. At weight w, as on the rungs of
-    `Tempered`, the marginal is no machine's, and the outcome x' is accepted with
-    probability min(1, exp((1 - w) (E(x') - E(x)))), which is then the right ratio.
+    At weight 1 of the energy each step is accepted. At another weight w, such as at the
+    higher temperatures of `Tempered`, the distribution is not that of a machine. Then
+    the new x' is accepted with probability min(1, exp((1 - w) (E(x') - E(x)))), which
+    makes the step reversible.
 
     >>> from probjax import sample
     >>> params = Params(jnp.zeros((2, 1)), jnp.array([20.0, -20.0]), jnp.zeros(1))
@@ -129,43 +132,44 @@ class BlockGibbs(Sampler):
     ) -> tuple[BlockState, Info]:
         machine = _machine(potential)
         weight = machine.params.weight
-        kind = weight.dtype
+        dtype = weight.dtype
         chances = jax.nn.sigmoid(machine.field(state.field))
-        levels = random.uniform(key, chances.shape, kind, stream=1)
-        hidden = (levels < chances).astype(kind)
+        hidden = draw_bits(key, chances, dtype, stream=1)
         chances = jax.nn.sigmoid(
             machine.share * (weight @ hidden) + machine.visible_bias
         )
-        levels = random.uniform(key, chances.shape, kind, stream=2)
-        there = _state(machine.params, (levels < chances).astype(state.x.dtype))
-
-        def judged():
-            rise = _energy(machine, there) - _energy(machine, state)
-            log_chance = jnp.log(random.uniform(key, (), kind, stream=3))
-            return log_chance <= (1 - potential.weights[0]) * rise
-
-        whole = potential.weights[0] == 1
-        accept = jax.lax.cond(whole, lambda: jnp.ones((), bool), judged)
-        state = jax.tree.map(lambda new, old: jnp.where(accept, new, old), there, state)
-        return state, Info(accept.astype(kind))
+        x = draw_bits(key, chances, dtype, stream=2).astype(state.x.dtype)
+        proposed = _state(machine.params, x)
+        return accept_block(
+            lambda: random.uniform(key, (), dtype, stream=3),
+            potential.weights[0],
+            lambda: _energy(machine, proposed) - _energy(machine, state),
+            proposed,
+            state,
+            dtype,
+        )
 
 
 @recipe
 class Growth(Path):
-    """The way of annealing from independent units to a machine.
+    """Annealing path from independent units to a machine, along which weights grow.
 
-    Biases move and weights grow from 0, with a and d at the start:
+    The visible biases move from a to b, the hidden ones from d to c, and the weights
+    from 0 to W. With f = W'x + c and s from 0 to 1,
 
         E_s(x) = -((1 - s) a + s b)'x - sum_h softplus((1 - s) d_h + s f_h).
 
-    It is `Straight` from a machine without weights, whose fields then last: a step of
-    `BlockGibbs` and its weight cost two matrix products in place of five. The base
-    should be `Bernoulli(size, visible)`; `start_growth` has both from data.
+    This is the path `Straight` from a machine without weights. The energy depends on W
+    only through f, which `BlockGibbs` caches. So a step and its log weight cost two
+    matrix products, where `Straight` costs five. The base should be
+    `Bernoulli(size, visible)`; `start_growth` returns both for given data.
 
     Args:
-        visible: a, the log odds of the visible units, as the data have them.
-        hidden: d, those of the hidden ones, as the machine has them over the data: then
-            both layers stay about as active all the way. None for 0.
+        visible: a, the log odds of the visible units at the start, such as those of the
+            data.
+        hidden: d, the log odds of the hidden units at the start; None for 0. With the
+            log odds of the machine's hidden units over the data, both layers are about
+            equally active along the whole path.
 
     >>> params = Params(jnp.ones((2, 1)), jnp.array([2.0, 4.0]), jnp.zeros(1))
     >>> path, x = Growth(visible=jnp.zeros(2)), jnp.array([0.0, 1.0])
@@ -194,11 +198,11 @@ class Growth(Path):
     ) -> Scalar:
         params = ends.params
         cached = isinstance(state, BlockState)
-        whole = state.field if cached else _state(params, state.x).field
-        tilt = (params.visible_bias - self.visible) @ state.x
-        now = self._machine(params, here).field(whole)
-        rise = (there - here) * (whole - self._hidden(params))
-        return (there - here) * tilt + jnp.sum(_softplus_rise(now, rise))
+        end_field = state.field if cached else _state(params, state.x).field
+        visible_part = (params.visible_bias - self.visible) @ state.x
+        field = self._machine(params, here).field(end_field)
+        rise = (there - here) * (end_field - self._hidden(params))
+        return (there - here) * visible_part + jnp.sum(_softplus_rise(field, rise))
 
     def _hidden(self, params):
         return (
@@ -210,7 +214,14 @@ class Growth(Path):
 
 
 def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Growth]:
-    """The base and the path of annealing on which both layers are as active as data.
+    """Return a base and a path on which both layers are as active as on `data`.
+
+    The base and the start of the path have the log odds of the bits in the data. For
+    the hidden units, the path starts at the log odds of their mean over the data. One
+    row of halves is added to both means, so that all log odds are finite.
+
+    Args:
+        data: rows of bits from which the machine has learned, or similar ones.
 
     >>> from probjax import ais, exact
     >>> from probjax.models import rbm
@@ -220,26 +231,23 @@ def start_growth(params: Params, data: ArrayLike | Data) -> tuple[Bernoulli, Gro
     ...             sampler=BlockGibbs(), num_particles=500, num_steps=100)
     >>> bool(abs(found.log_z - rbm.log_z(params)) < 5 * found.stderr)
     True
-
-    Args:
-        data: rows of bits that the machine has learned, or others like them.
     """
     data = as_data(data)
     base = fit_bernoulli(data)
     rows = data._replace(x=binary(data.x))
-    active = jax.vmap(hidden_means, (None, 0))(params, rows.x)
-    mean = mean_of_observed(Data(active, rows.weights))
-    # Units that are always on, or off, keep finite odds.
+    means = jax.vmap(hidden_means, (None, 0))(params, rows.x)
+    mean = mean_of_observed(Data(means, rows.weights))
+    # Finite also for units that are always on or always off.
     odds = jax.scipy.special.logit(add_pseudo_row(mean, 0.5, data))
     return base, Growth(jnp.asarray(base.log_odds), odds)
 
 
 def _softplus_rise(value, rise):
-    """softplus(value + rise) - softplus(value), where small to its last digits."""
+    """softplus(value + rise) - softplus(value), accurate for small rises, too."""
     small = jnp.abs(rise) <= 1
     change = jnp.expm1(jnp.where(small, rise, 0))
     near = jnp.log1p(jax.nn.sigmoid(value) * change)
-    # Schedules worth the name hardly ever need the other form.
+    # With a reasonable schedule, rises above 1 are rare.
     far = if_any(_softplus_difference, ~small.all(), value, rise)
     return jnp.where(small, near, far)
 
@@ -264,8 +272,8 @@ def _machine(potential):
 def _check_energy(name, *energies):
     if energies != (energy,):
         raise ValueError(
-            f"rbm.{name} is for rbm.energy alone; to anneal a machine by block Gibbs "
-            "sampling, base, path = rbm.start_growth(params, data)"
+            f"rbm.{name} requires rbm.energy and no other term; to anneal a machine by "
+            "block Gibbs sampling, try base, path = rbm.start_growth(params, data)"
         )
 
 

@@ -1,27 +1,29 @@
-"""The restricted Boltzmann machine over x in {0, 1}^v, its hidden units summed out.
+"""The restricted Boltzmann machine over x in {0, 1}^v, with hidden units summed out.
 
     E(x) = -b'x - sum_h softplus(f_h),    f = W'x + c
 
-With d_n = 1 - 2 x_n, flipping visible unit n gives
+With d_n = 1 - 2 x_n, flipping visible unit n gives the gap
 
     E(x) - E(x') = d_n b_n + sum_h log(sigmoid(-f_h) + sigmoid(f_h) exp(d_n W_nh)).
 
-There are two ways to all these gaps. The *exact* one goes over visible units. The other
-has no loop: with q = tanh(W / 4) and z = tanh(f / 2),
+These gaps are computed in one of two ways. The exact way is a loop over visible units.
+The other is a series: with q = tanh(W / 4), z = tanh(f / 2) and the Chebyshev
+polynomials T_p,
 
     gap_n = d_n (b_n + sum_h W_nh / 2) - sum_h log(1 - q_nh^2)
-            - 2 sum_(p >= 1) sum_h (-d_n q_nh)^p T_p(z_h) / p,
+            - 2 sum_(p >= 1) sum_h (-d_n q_nh)^p T_p(z_h) / p.
 
-T_p being Chebyshev polynomials, so that P terms are P matrix products for all rows and
-units at once. As |T_p| <= 1, the terms left out amount to at most
+The first P terms of the series are P matrix products for all rows and units at once. As
+|T_p| <= 1, the remaining terms sum to at most
 
     2 sum_h |q_nh|^(P+1) / ((P+1) (1 - |q_nh|)).
 
-The compiled program picks the fewest products that make this negligible, or the exact
-way where weights are too large for any.
+The compiled program chooses the smallest P of `NUM_PRODUCTS` for which this bound is
+negligible. If the weights are too large for all of them, it uses the exact way.
 
 Reference: thesis, "Deep Belief Network" and the appendix "MPF objective function for a
-Restricted Boltzmann Machine (RBM)".
+Restricted Boltzmann Machine (RBM)"; Hinton, "A practical guide to training restricted
+Boltzmann machines" (2010).
 """
 
 from functools import partial
@@ -30,17 +32,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax import random
 from probjax.bases.fits import fit_bernoulli
 from probjax.exact import enumeration
+from probjax.models.rbm.layers import (
+    check_hidden,
+    check_visible,
+    draw_bits,
+    initial_weights,
+)
 from probjax.potential import closed_form
 from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 NUM_PRODUCTS = (8, 16, 32)
+"""Numbers of terms between which `flip_gaps` chooses."""
 
 
 class Params(NamedTuple):
-    """Weights between the layers, and a bias for every unit.
+    """Weights between the layers, and a bias for each unit.
 
     >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.zeros(1))
     >>> hidden_log_odds(params, jnp.array([1.0, 1.0])).tolist()
@@ -48,9 +56,11 @@ class Params(NamedTuple):
     """
 
     weight: Float[Array, "visible hidden"]
-    """Positive where two units like to be on together."""
+    """W: positive for two units that tend to be on together."""
     visible_bias: Float[Array, " visible"]
+    """b."""
     hidden_bias: Float[Array, " hidden"]
+    """c."""
 
 
 def init(
@@ -61,24 +71,24 @@ def init(
     scale: float = 0.01,
     data: ArrayLike | Data | None = None,
 ) -> Params:
-    """Independent normal weights of standard deviation `scale`, and no biases.
+    """Return independent normal weights, and biases of 0 unless `data` is given.
 
     Args:
-        data: rows of bits, whose log odds are the visible biases then, with one row of
-            halves added; where units are mostly off, as of digits, that learns faster.
+        num_visible: number of visible units.
+        num_hidden: number of hidden units.
+        scale: standard deviation of the weights.
+        data: rows of bits. If given, the visible biases are the log odds of the bits,
+            after a row of halves is added to the data so that they are finite. Learning
+            is then faster if most units are off, such as the pixels of digits.
 
     >>> init(jax.random.key(0), 6, 3).weight.shape
     (6, 3)
     >>> rows = jnp.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     >>> bias = init(jax.random.key(0), 2, 1, data=rows).visible_bias
-    >>> [round(float(each), 2) for each in bias]  # the logarithm of 3.5 / 0.5
+    >>> [round(float(each), 2) for each in bias]  # log(3.5 / 0.5) and its negative
     [1.95, -1.95]
     """
-    if min(num_visible, num_hidden) < 1:
-        raise ValueError(
-            f"both layers must have units, got {num_visible} and {num_hidden}"
-        )
-    weight = scale * jax.random.normal(key, (num_visible, num_hidden))
+    weight = initial_weights(key, num_visible, num_hidden, scale)
     bias = jnp.zeros(num_visible)
     if data is not None:
         bias = jnp.asarray(fit_bernoulli(data).log_odds, weight.dtype)
@@ -88,7 +98,9 @@ def init(
 
 
 def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " visible"]:
-    """E(x) - E(x with visible unit n flipped) for every n, the cheapest safe way.
+    """E(x) - E(x with visible unit n flipped) for every n.
+
+    They are computed in the cheapest way that is accurate for these weights.
 
     >>> params, x = init(jax.random.key(0), 3, 2, scale=1.0), jnp.array([0.0, 1.0, 1.0])
     >>> other = jnp.array([1.0, 1.0, 1.0])
@@ -97,19 +109,19 @@ def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vis
     True
     """
     check_visible(params, x)
-    # Chosen from the parameters alone, so that a batch of states shares one branch.
+    # The choice depends on the parameters only, so a batch of states shares one branch.
     weight = jax.lax.stop_gradient(params.weight)
     tolerance = 50 * jnp.finfo(weight.dtype).eps
-    fits = [tail_bound(weight, count).max() <= tolerance for count in NUM_PRODUCTS]
-    ways = [partial(gaps_by_products, num_products=count) for count in NUM_PRODUCTS]
-    branch = jnp.sum(~jnp.stack(fits))
-    return jax.lax.switch(branch, [*ways, exact_gaps], params, x)
+    suffices = [tail_bound(weight, count).max() <= tolerance for count in NUM_PRODUCTS]
+    series = [partial(gaps_by_products, num_products=count) for count in NUM_PRODUCTS]
+    branch = jnp.sum(~jnp.stack(suffices))
+    return jax.lax.switch(branch, [*series, exact_gaps], params, x)
 
 
 def gaps_by_products(
     params: Params, x: Float[Array, " visible"], *, num_products: int
 ) -> Float[Array, " visible"]:
-    """The gaps to within `tail_bound`, by matrix products alone.
+    """Gaps by the first `num_products` terms of the series, to within `tail_bound`.
 
     >>> params, x = init(jax.random.key(0), 3, 2, scale=1.0), jnp.array([0.0, 1.0, 1.0])
     >>> gaps = gaps_by_products(params, x, num_products=16)
@@ -117,16 +129,16 @@ def gaps_by_products(
     True
     """
     weight, visible_bias, hidden_bias = params
-    turn = 1 - 2 * x
+    change = 1 - 2 * x
     q, z = -jnp.tanh(weight / 4), jnp.tanh((x @ weight + hidden_bias) / 2)
-    gaps = turn * (visible_bias + weight.sum(1) / 2) - jnp.log1p(-(q**2)).sum(1)
+    gaps = change * (visible_bias + weight.sum(1) / 2) - jnp.log1p(-(q**2)).sum(1)
 
-    # In a loop: written out, the products of all branches take seconds to trace.
+    # A loop, because unrolled products of all branches take seconds to trace.
     def add(carry, p):
-        gaps, power, before, chebyshev = carry
+        gaps, power, previous, chebyshev = carry
         term = (2 / p) * (power @ chebyshev)
-        gaps = gaps - jnp.where(p % 2 == 1, turn * term, term)
-        return (gaps, power * q, chebyshev, 2 * z * chebyshev - before), None
+        gaps = gaps - jnp.where(p % 2 == 1, change * term, term)
+        return (gaps, power * q, chebyshev, 2 * z * chebyshev - previous), None
 
     orders = jnp.arange(1, num_products + 1, dtype=z.dtype)
     (gaps, *_), _ = jax.lax.scan(add, (gaps, q, jnp.ones_like(z), z), orders)
@@ -136,55 +148,54 @@ def gaps_by_products(
 def tail_bound(
     weight: Float[Array, "visible hidden"], num_products: int
 ) -> Float[Array, " visible"]:
-    """The most that `gaps_by_products` can be off for each visible unit.
+    """Bound on the error of `gaps_by_products` for each visible unit.
 
     >>> bool((tail_bound(jnp.ones((4, 10)), 8) < 1e-4).all())
     True
     """
-    q, after = jnp.tanh(jnp.abs(weight) / 4), num_products + 1
-    return 2 * jnp.sum(q**after / (after * (1 - q)), axis=1)
+    q, order = jnp.tanh(jnp.abs(weight) / 4), num_products + 1
+    return 2 * jnp.sum(q**order / (order * (1 - q)), axis=1)
 
 
 def exact_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " visible"]:
-    """The gaps to rounding, whatever the weights, visible unit by visible unit.
+    """Gaps up to rounding for weights of any size, in a loop over visible units.
 
     >>> params = Params(jnp.zeros((2, 1)), jnp.array([1.0, 2.0]), jnp.zeros(1))
     >>> exact_gaps(params, jnp.array([0.0, 1.0])).tolist()
     [1.0, -2.0]
     """
     field = x @ params.weight + params.hidden_bias
-    stays, goes = jax.nn.sigmoid(-field), jax.nn.sigmoid(field)
+    off_chance, on_chance = jax.nn.sigmoid(-field), jax.nn.sigmoid(field)
 
-    # Nothing of the size of rows x visible x hidden is kept for the gradient.
+    # Without a checkpoint, the gradient would store rows x visible x hidden numbers.
     @jax.checkpoint
     def gap(unit):
         weight, bias, on = unit
-        # Exponentials of parameters alone, shared by all rows of a batch.
-        change = jnp.where(on == 1, jnp.exp(-weight), jnp.exp(weight))
-        return (1 - 2 * on) * bias + jnp.sum(jnp.log(stays + goes * change))
+        # These exponentials do not depend on the row, so a batch shares them.
+        factor = jnp.where(on == 1, jnp.exp(-weight), jnp.exp(weight))
+        return (1 - 2 * on) * bias + jnp.sum(jnp.log(off_chance + on_chance * factor))
 
     return jax.lax.map(gap, (params.weight, params.visible_bias, x))
 
 
 @closed_form(flip_gaps=flip_gaps)
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
-    """The energy -b'x - sum_h softplus(W'x + c)_h of one visible state.
+    """Energy -b'x - sum_h softplus(W'x + c)_h of one visible state.
 
-    Others call it the free energy, as the hidden units are summed out of it.
+    It is often called the free energy, because the hidden units are summed out.
 
     >>> params = Params(jnp.zeros((2, 1)), jnp.array([1.0, 2.0]), jnp.zeros(1))
     >>> round(float(energy(params, jnp.array([1.0, 1.0]))), 4)  # -3 - log 2
     -3.6931
     """
-    check_visible(params, x)
-    field = x @ params.weight + params.hidden_bias
+    field = hidden_log_odds(params, x)
     return -(params.visible_bias @ x) - jnp.sum(jax.nn.softplus(field))
 
 
 def hidden_log_odds(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """W'x + c: the log odds that each hidden unit is on, given the visible ones.
+    """Log odds W'x + c that each hidden unit is on, given the visible units.
 
     >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.array([-3.0]))
     >>> hidden_log_odds(params, jnp.array([0.0, 1.0])).tolist()
@@ -197,24 +208,20 @@ def hidden_log_odds(
 def visible_log_odds(
     params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """W h + b: the log odds that each visible unit is on, given the hidden ones.
+    """Log odds W h + b that each visible unit is on, given the hidden units.
 
     >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.array([0.0, 0.5]), jnp.zeros(1))
     >>> visible_log_odds(params, jnp.array([1.0])).tolist()
     [1.0, 2.5]
     """
-    if hidden.shape != params.hidden_bias.shape:
-        raise ValueError(
-            f"hidden must have the {len(params.hidden_bias)} hidden units of params, "
-            f"got shape {hidden.shape}"
-        )
+    check_hidden(params, hidden)
     return hidden_log_odds(transpose(params), hidden)
 
 
 def hidden_means(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """The probability that each hidden unit is on, given the visible ones.
+    """Probability that each hidden unit is on, given the visible units.
 
     >>> params = Params(jnp.array([[1.0], [2.0]]), jnp.zeros(2), jnp.array([-3.0]))
     >>> hidden_means(params, jnp.array([1.0, 1.0])).tolist()
@@ -226,7 +233,7 @@ def hidden_means(
 def visible_means(
     params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """The probability that each visible unit is on, given the hidden ones.
+    """Probability that each visible unit is on, given the hidden units.
 
     >>> weight, bias = jnp.array([[1.0], [2.0]]), jnp.array([-1.0, -2.0])
     >>> params = Params(weight, bias, jnp.zeros(1))
@@ -239,33 +246,34 @@ def visible_means(
 def sample_hidden(
     key: PRNGKeyArray, params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " hidden"]:
-    """Hidden units drawn given the visible ones.
+    """Draw the hidden units given the visible units.
 
     >>> params = Params(jnp.zeros((2, 2)), jnp.zeros(2), jnp.array([50.0, -50.0]))
     >>> sample_hidden(jax.random.key(0), params, jnp.array([0.0, 1.0])).tolist()
     [1.0, 0.0]
     """
-    return _bits(key, hidden_means(params, x))
+    return draw_bits(key, hidden_means(params, x))
 
 
 def sample_visible(
     key: PRNGKeyArray, params: Params, hidden: Float[Array, " hidden"]
 ) -> Float[Array, " visible"]:
-    """Visible units drawn given the hidden ones.
+    """Draw the visible units given the hidden units.
 
     >>> params = Params(jnp.zeros((2, 2)), jnp.array([50.0, -50.0]), jnp.zeros(2))
     >>> sample_visible(jax.random.key(0), params, jnp.array([0.0, 1.0])).tolist()
     [1.0, 0.0]
     """
-    return _bits(key, visible_means(params, hidden))
+    return draw_bits(key, visible_means(params, hidden))
 
 
 def reconstruct(
     params: Params, x: Float[Array, " visible"]
 ) -> Float[Array, " visible"]:
-    """What the means of the hidden units make of a state: up and down once, as means.
+    """Means of the visible units, given the means of the hidden units at `x`.
 
-    It is near `x` where the machine knows it; that is no likelihood.
+    They are close to `x` for states that the machine has learned. A small difference
+    does not mean that `x` is likely.
 
     >>> params = Params(jnp.full((2, 1), 20.0), jnp.full(2, -10.0), jnp.array([-20.0]))
     >>> reconstruct(params, jnp.array([1.0, 1.0])).round().tolist()
@@ -276,13 +284,10 @@ def reconstruct(
     return visible_means(params, hidden_means(params, x))
 
 
-def _bits(key, chances):
-    levels = random.uniform(key, chances.shape, chances.dtype)
-    return (levels < chances).astype(chances.dtype)
-
-
 def transpose(params: Params) -> Params:
-    """The machine with its layers exchanged: the same joint, the other marginal.
+    """Return the machine with exchanged layers.
+
+    The joint distribution is the same, and `energy` is that of the other layer.
 
     >>> transpose(init(jax.random.key(0), 6, 3)).weight.shape
     (3, 6)
@@ -291,10 +296,10 @@ def transpose(params: Params) -> Params:
 
 
 def log_z(params: Params) -> Scalar:
-    """Log of the sum over all states, by enumerating the smaller layer (up to 22).
+    """Log partition function, by enumeration of the smaller layer (up to 22 units).
 
     >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
-    >>> round(float(log_z(params)), 4)  # log 8, of 2 visible units and a hidden one
+    >>> round(float(log_z(params)), 4)  # log 8: three free units
     2.0794
     """
     visible, hidden = params.weight.shape
@@ -302,10 +307,16 @@ def log_z(params: Params) -> Scalar:
     return enumeration.log_z(energy, params, min(visible, hidden))
 
 
-def check_visible(params: Params, x: Float[Array, " visible"]) -> None:
-    """Refuse a state that is not of the visible units of `params`."""
-    if x.shape != params.visible_bias.shape:
-        raise ValueError(
-            f"x must have the {len(params.visible_bias)} visible units of params, "
-            f"got shape {x.shape}"
-        )
+def weights_only(params: Params) -> Params:
+    """Weights of a penalty that leaves the biases out: 1 on weights, 0 on biases.
+
+    Weight decay is `L2(strength, weights=rbm.weights_only(params))`.
+
+    >>> from probjax import L2
+    >>> params = Params(jnp.ones((2, 1)), jnp.ones(2), jnp.ones(1))
+    >>> float(L2(0.5, weights=weights_only(params)).value(params))
+    1.0
+    """
+    return jax.tree.map(jnp.zeros_like, params)._replace(
+        weight=jnp.ones_like(params.weight)
+    )

@@ -1,21 +1,19 @@
-"""What helps a restricted Boltzmann machine to learn: a penalty, and coordinates.
+"""Centred coordinates of a restricted Boltzmann machine, for faster learning.
 
-In centred coordinates the energy is that of units less their means,
+With the mean m of the visible and n of the hidden units, the joint energy is
 
     E(x, h) = -(x - m)'W(h - n) - b*'(x - m) - c*'(h - n) + constant,
-    b* = b + W n,    c* = c + W'm,
+    b* = b + W n,    c* = c + W'm.
 
-where a gradient moves weights and biases by covariances of units and not by their
-products. Descent there is the same whichever state of a unit is called on; in plain
-parameters it is not.
+The gradient in W, b* and c* contains covariances of units, where that in W, b and c
+contains mean products. Descent in these coordinates does not depend on which of the two
+states of a unit is called 1; descent in the plain parameters does.
 
 Reference: Cho, Raiko and Ilin, Neural Computation 25, 805 (2013); Montavon and Mueller,
-"Deep Boltzmann machines and the centering trick" (2012); Hinton, "A practical guide to
-training restricted Boltzmann machines" (2010).
+"Deep Boltzmann machines and the centering trick" (2012).
 """
 
 import jax
-import jax.numpy as jnp
 
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.interfaces import Chart
@@ -25,24 +23,9 @@ from probjax.trees import floating
 from probjax.types import Array, ArrayLike, Data, Float
 
 
-def weights_only(params: Params) -> Params:
-    """Weights for a penalty that spares the biases: 1 on weights, 0 on biases.
-
-    Weight decay is `L2(strength, weights=rbm.weights_only(params))`.
-
-    >>> from probjax import L2
-    >>> params = Params(jnp.ones((2, 1)), jnp.ones(2), jnp.ones(1))
-    >>> float(L2(0.5, weights=weights_only(params)).value(params))
-    1.0
-    """
-    return jax.tree.map(jnp.zeros_like, params)._replace(
-        weight=jnp.ones_like(params.weight)
-    )
-
-
 @recipe
 class CentredRBM(Chart):
-    """Coordinates of a machine over units less the given means: see the module.
+    """Coordinates (W, b*, c*) of a machine over units minus the given means.
 
     >>> chart = CentredRBM(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))
     >>> params = Params(jnp.array([[2.0], [4.0]]), jnp.zeros(2), jnp.zeros(1))
@@ -52,20 +35,22 @@ class CentredRBM(Chart):
     """
 
     visible_mean: Float[Array, " visible"]
+    """m, which is subtracted from the visible units."""
     hidden_mean: Float[Array, " hidden"]
+    """n, which is subtracted from the hidden units."""
 
     def forward(self, params: Params) -> Params:
-        return self._moved(params, 1)
+        return self._shifted(params, 1)
 
     def inverse(self, coordinates: Params) -> Params:
-        return self._moved(coordinates, -1)
+        return self._shifted(coordinates, -1)
 
-    def _moved(self, params, sign):
+    def _shifted(self, params, sign):
         shape = (*self.visible_mean.shape, *self.hidden_mean.shape)
         if params.weight.shape != shape:
             raise ValueError(
-                f"the chart is of {shape[0]} visible and {shape[1]} hidden units, "
-                f"params of {params.weight.shape[0]} and {params.weight.shape[1]}"
+                f"params must have the {shape[0]} visible and {shape[1]} hidden units "
+                f"of the chart, got weights of shape {params.weight.shape}"
             )
         return Params(
             params.weight,
@@ -75,7 +60,9 @@ class CentredRBM(Chart):
 
 
 def centred(params: Params, data: ArrayLike | Data) -> CentredRBM:
-    """The chart of centred units, by their means over `data` as `params` has them.
+    """Return the chart with the means of the units over `data`.
+
+    The means of the hidden units are those given each row, under `params`.
 
     >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
     >>> chart = centred(params, jnp.array([[0, 1], [1, 1]]))
@@ -83,7 +70,7 @@ def centred(params: Params, data: ArrayLike | Data) -> CentredRBM:
     ([0.5, 1.0], [0.5])
     """
     data = as_data(data)
-    refuse_mask(data, "hidden units are of complete rows")
+    refuse_mask(data, "the means of hidden units require complete rows")
     data = data._replace(x=floating(data.x))
     hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
     both = mean_of_observed(Data((data.x, hidden), data.weights))

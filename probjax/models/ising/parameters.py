@@ -1,0 +1,201 @@
+"""Parameters of an Ising model: biases, and one coupling for each pair of units.
+
+The energy is E(x) = x'Jx with a symmetric J that has the biases on its diagonal.
+`Params` holds each J_ij once, so J cannot become asymmetric. The pairs may be
+restricted to the edges of a graph.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.checks import is_concrete
+from probjax.devices import on_host
+from probjax.recipe import recipe, static
+from probjax.trees import as_array, floating
+from probjax.types import Array, ArrayLike, Float, PRNGKeyArray
+
+Edges = tuple[tuple[int, int], ...]
+
+
+@recipe
+class Params:
+    """One bias per unit and one coupling per pair.
+
+    >>> params = Params(bias=jnp.array([1.0, -2.0]), coupling=jnp.array([0.5]))
+    >>> coupling_matrix(params).tolist()
+    [[1.0, 0.5], [0.5, -2.0]]
+    """
+
+    bias: Float[Array, " unit"]
+    """Diagonal of J."""
+    coupling: Float[Array, " pair"]
+    """J_ij of each pair i < j: in the order of `edges`, or row by row for all pairs."""
+    edges: Edges | None = static(default=None)
+    """Pairs of units that are coupled; None for all pairs."""
+
+
+def init(
+    key: PRNGKeyArray,
+    size: int,
+    *,
+    edges: Iterable[tuple[int, int]] | None = None,
+    scale: float = 0.01,
+) -> Params:
+    """Return independent normal couplings and biases of 0.
+
+    Args:
+        size: number of units.
+        edges: pairs of units that are coupled; None for all pairs.
+        scale: standard deviation of the couplings.
+
+    >>> init(jax.random.key(0), 3, edges=[(0, 1), (2, 1)]).edges
+    ((0, 1), (1, 2))
+    """
+    edges = checked_edges(edges, size)
+    pairs, _ = pair_indices(size, edges)
+    return Params(jnp.zeros(size), scale * jax.random.normal(key, pairs.shape), edges)
+
+
+def from_matrix(
+    matrix: Float[ArrayLike, "unit unit"],
+    *,
+    edges: Iterable[tuple[int, int]] | None = None,
+) -> Params:
+    """Return the parameters of a symmetric J, whose entries outside `edges` are zero.
+
+    >>> params = from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> params.bias.tolist(), params.coupling.tolist()
+    ([1.0, -2.0], [0.5])
+    """
+    matrix = floating(matrix)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
+    edges = checked_edges(edges, len(matrix))
+    rows, columns = pair_indices(len(matrix), edges)
+    if not is_concrete(matrix):
+        return Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
+    # NumPy compiles nothing.
+    known = on_host(matrix)
+    bias, coupling = known.diagonal(), known[rows, columns]
+    symmetric = np.diag(bias)
+    symmetric[rows, columns] = symmetric[columns, rows] = coupling
+    _check_matrix(known, symmetric)
+    return Params(as_array(bias), as_array(coupling), edges)
+
+
+def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:
+    """Symmetric matrix J of E = x'Jx, with the biases on its diagonal.
+
+    >>> chain = Params(jnp.zeros(3), jnp.array([1.0, 2.0]), edges=((0, 1), (1, 2)))
+    >>> coupling_matrix(chain).tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]]
+    """
+    return pair_matrix(params) + jnp.diag(params.bias)
+
+
+def pair_matrix(params: Params) -> Float[Array, "unit unit"]:
+    """Symmetric matrix of the couplings, with zeros on its diagonal."""
+    size = len(params.bias)
+    half = jnp.zeros((size, size), params.coupling.dtype)
+    half = half.at[pair_indices(size, params.edges)].set(
+        params.coupling, unique_indices=True
+    )
+    return half + half.T
+
+
+def couplings_only(params: Params) -> Params:
+    """Weights of a penalty that leaves the biases out: 1 on couplings, 0 on biases.
+
+    >>> from probjax import L2
+    >>> params = from_matrix([[5.0, 2.0], [2.0, 5.0]])
+    >>> float(L2(0.5, weights=couplings_only(params)).value(params))
+    2.0
+    """
+    return Params(
+        jnp.zeros_like(params.bias), jnp.ones_like(params.coupling), params.edges
+    )
+
+
+def symmetrised(of_units: Params) -> Params:
+    """Combine separate fits of the units, such as those of `fit_nodes`, in one model.
+
+    The bias of a unit is taken from the unit's own fit. A coupling is the mean of its
+    values in the fits of its two units.
+
+    Args:
+        of_units: one fit for each unit, stacked along a leading axis of every leaf.
+
+    >>> bias = jnp.array([[1.0, 9.0], [9.0, 2.0]])
+    >>> of_units = Params(bias, coupling=jnp.array([[0.5], [1.5]]))
+    >>> coupling_matrix(symmetrised(of_units)).tolist()
+    [[1.0, 1.0], [1.0, 2.0]]
+    """
+    size = len(of_units.bias)
+    first, second = pair_indices(size, of_units.edges)
+    pairs = jnp.arange(len(first))
+    both = of_units.coupling[first, pairs] + of_units.coupling[second, pairs]
+    return Params(jnp.diagonal(of_units.bias), both / 2, of_units.edges)
+
+
+@cache
+def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the first and of the second unit of every coupled pair.
+
+    >>> first, second = pair_indices(3, None)
+    >>> first.tolist(), second.tolist()
+    ([0, 0, 1], [1, 2, 2])
+    """
+    if edges is None:
+        first, second = np.triu_indices(size, 1)
+    else:
+        first, second = np.asarray(edges, int).reshape(-1, 2).T
+    # jax caches such constants, so their dtype must not depend on jax_enable_x64.
+    return first.astype(np.int32), second.astype(np.int32)
+
+
+def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:
+    """Return `edges` as pairs i < j; raise if they repeat or do not join two units.
+
+    Args:
+        edges: pairs of units; None stands for all pairs and is returned as None.
+        size: number of units.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    if edges is None:
+        return None
+    edges = tuple((min(int(i), int(j)), max(int(i), int(j))) for i, j in edges)
+    for i, j in edges:
+        if not 0 <= i < j < size:
+            raise ValueError(
+                f"edges must join two different units of 0 to {size - 1}, got {(i, j)}"
+            )
+    if len(set(edges)) < len(edges):
+        twice = next(edge for edge in edges if edges.count(edge) > 1)
+        raise ValueError(f"edges must not repeat, got {twice} twice")
+    return edges
+
+
+def _check_matrix(matrix, symmetric):
+    """Raise if `matrix` is not finite, not symmetric, or not zero outside the edges.
+
+    Args:
+        symmetric: the matrix that the biases and couplings of the edges define.
+    """
+    if not np.isfinite(matrix).all():
+        raise ValueError("J must be finite, got NaN or infinity")
+    if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6):
+        i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
+        raise ValueError(
+            f"J must be symmetric, got J[{i}, {j}]={matrix[i, j]} "
+            f"and J[{j}, {i}]={matrix[j, i]}"
+        )
+    if not np.allclose(matrix, symmetric, rtol=1e-5, atol=1e-6):
+        i, j = np.unravel_index(np.abs(matrix - symmetric).argmax(), matrix.shape)
+        raise ValueError(
+            f"J must be zero outside edges, got J[{i}, {j}]={matrix[i, j]}"
+        )
