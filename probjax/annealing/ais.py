@@ -180,9 +180,9 @@ def ais_until(
     annealed, length = results[-1], int(results[-1].schedule.length)
     if annealed.particles.step == length and not _is_confirmed(results, is_good):
         warn(
-            f"{annealed.describe()}: with {length} distributions, stderr={stderr} was "
-            "not reached with a tenth of the particles effective; try more particles, "
-            "a larger most_steps, or a base closer to the target"
+            f"{annealed.describe()}: stderr={stderr}, with at least a tenth of the "
+            f"particles effective, was not reached after {length} distributions; try "
+            "more particles, a larger most_steps, or a base closer to the target"
         )
     return annealed
 

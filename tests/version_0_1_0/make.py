@@ -99,10 +99,12 @@ FIELDS = {
 
 
 def numbers(name, tree):
-    """Values of some fields, by their paths."""
+    """Values of some fields, by the paths that they have now."""
     fields = {path: attrgetter(path)(tree) for path in FIELDS[name].split()}
     return {
-        path: np.asarray(value).tolist() if hasattr(value, "dtype") else value
+        path.replace("plan.", "schedule."): np.asarray(value).tolist()
+        if hasattr(value, "dtype")
+        else value
         for path, value in fields.items()
     }
 
