@@ -24,8 +24,8 @@ from probjax.data.rows import as_data, num_rows
 from probjax.fitting.loss import default_chunk_size
 from probjax.fitting.minibatches import rows_per_round
 from probjax.fitting.out_of_core import check_out_of_core
+from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import warn_of_unbounded
-from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.trees import cast_floats, float_dtype

@@ -24,9 +24,9 @@ from probjax.devices import on_host
 from probjax.fitting.arguments import prepared_data, validated
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.fitting.out_of_core import out_of_core_run
+from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import Fit, fit_of, warn_of_early_end
 from probjax.fitting.rounds import (
-    RoundsPlan,
     Run,
     advance_compiled,
     is_over_on_host,

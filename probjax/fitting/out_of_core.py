@@ -25,18 +25,20 @@ from probjax.data.blocks import Block, Surveyed, same_blocks
 from probjax.devices import put_rows
 from probjax.fitting.loss import empty_total, loss_over_rows, merged
 from probjax.fitting.optimisers import Problem
-from probjax.fitting.rounds import (
+from probjax.fitting.plan import (
     RoundsPlan,
-    Run,
-    begin_round,
     chart_inverse,
     coordinates_of,
+    make_problem,
+    total_loss,
+)
+from probjax.fitting.rounds import (
+    Run,
+    begin_round,
     finish_piece,
     is_over_on_host,
-    make_problem,
     start,
     tell,
-    total_loss,
 )
 from probjax.interfaces import Objective, has_statistic
 from probjax.trees import float_dtype

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from probjax.checks import eager_evaluation, is_concrete, warn
-from probjax.fitting.rounds import RoundsPlan, Run, progress
+from probjax.fitting.plan import RoundsPlan
+from probjax.fitting.rounds import Run, progress
 from probjax.interfaces import Objective
 from probjax.types import Array, Context, Data, Float, Params, PyTree, Scalar
 

@@ -27,8 +27,8 @@ from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.fit import fit_job
+from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import Fit
-from probjax.fitting.rounds import RoundsPlan
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.natural.factors import check_nonsingular, eigendecomposition, report_of

@@ -34,7 +34,7 @@ from probjax.data.blocks import survey
 from probjax.data.rows import as_data
 from probjax.fitting import GradientNorm, StoppingRule
 from probjax.fitting.out_of_core import _batches
-from probjax.fitting.rounds import RoundsPlan
+from probjax.fitting.plan import RoundsPlan
 from probjax.natural import energy_scores
 from probjax.objectives import Sparse
 

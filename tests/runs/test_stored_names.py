@@ -28,7 +28,7 @@ HOLD_FUNCTIONS = """
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.optimisers:Optax fitting.optimisers:Problem
-    fitting.proximal:Proximal fitting.rounds:RoundsPlan fitting.rounds:Coordinates
+    fitting.proximal:Proximal fitting.plan:RoundsPlan fitting.plan:Coordinates
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
