@@ -258,7 +258,7 @@ NAMES_OF_0_1_0: dict[str, str] = {
     "probjax.natural.transform:NaturalState": "natural.State",
     "probjax.natural.whitening:Whitening": "natural.Whitening",
     "probjax.objectives.contrast:Normalised": "Normalised",
-    "probjax.objectives.gaps:GapContext": "gaps.Context",
+    "probjax.objectives.gaps:Kept": "gaps.Context",
     "probjax.objectives.latent:Sampled": "em.Context",
     "probjax.objectives.likelihood:Space": "likelihood.Space",
     "probjax.objectives.particles:Particles": "objectives.Particles",
