@@ -77,8 +77,8 @@ class ScoreMatching(Objective):
         refuse_mask(data, "score matching needs complete rows")
         if is_concrete(data.x) and (holds(is_bit, data.x) or holds(is_spin, data.x)):
             raise ValueError(
-                "data must be continuous for score matching, which differentiates "
-                "in x, got binary states; try MPF, PseudoLikelihood or RatioMatching"
+                "data must be continuous, because score matching differentiates in x, "
+                "got binary states; try MPF, PseudoLikelihood or RatioMatching"
             )
         data = data._replace(x=jax.tree.map(floating, data.x))
         check_energy(self.energy, params, data.x)

@@ -190,7 +190,7 @@ def test_a_function_may_list_the_neighbours():
     for wrong in (one_way, not_as_often):
         with pytest.raises(ValueError, match="neighbours must be mutual"):
             Listed(wrong).prepare(rows)
-    with pytest.raises(ValueError, match=r"like those.*axis, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"like those.*axis, got shape \(3,\)"):
         Listed(no_axis).prepare(rows)
 
 

@@ -97,7 +97,7 @@ def quartic(params, x):
 
 
 def test_bad_trajectories_are_refused(key):
-    with pytest.raises(ValueError, match="step_size must be positive, got 0.0"):
+    with pytest.raises(ValueError, match="positive and finite, got 0.0"):
         Hamiltonian(0)
     with pytest.raises(ValueError, match="num_steps must be an integer of at least 1"):
         Hamiltonian(0.1, 0)

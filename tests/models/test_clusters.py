@@ -190,5 +190,5 @@ def test_other_energies_and_states_are_refused(sampler, key):
     params, x = MODELS["all pairs"], np.zeros((1, 3))
     with pytest.raises(ValueError, match=f"{name(sampler)} requires ising.energy"):
         samplers.sample(key, plain_energy, params, x, sampler=sampler, num_draws=1)
-    with pytest.raises(ValueError, match="0 and 1, got spins"):
+    with pytest.raises(ValueError, match="0 or 1, got spins"):
         samplers.sample(key, ising.energy, params, x - 1, sampler=sampler, num_draws=1)

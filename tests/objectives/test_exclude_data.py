@@ -56,7 +56,7 @@ def test_a_state_is_found_if_and_only_if_it_is_a_row_that_counts(factors, monkey
 
     @jax.jit
     def looked_up(data, states):
-        return observed.is_observed(observed.index(data), states)
+        return observed.is_observed(observed.index_rows(data), states)
 
     found = looked_up(Data(rows, weights), states)
     assert 10 < len(counted) < 2**SIZE

@@ -84,7 +84,7 @@ def test_spaces_too_large_to_enumerate_are_refused(key):
     objective = MaximumLikelihood(ising.energy)
     with pytest.raises(ValueError, match="4194304"):
         fit(key, objective, flat_ising(30), np.zeros((2, 30)))
-    with pytest.raises(ValueError, match="0 and 1, got numbers that are not whole"):
+    with pytest.raises(ValueError, match="0 or 1, got numbers that are not whole"):
         fit(key, objective, flat_ising(2), np.array([[0.5, 1]]))
     few = Data(as_array(np.zeros((2, 3))))
     assert objective.init(key, None, few) != Context((), ())

@@ -96,7 +96,7 @@ def test_parameters_without_log_z_are_refused(key):
     with pytest.raises(ValueError, match="num_noise must be an integer of at least 1"):
         NoiseContrast(ising.energy, Bernoulli(SIZE), num_noise=0)
     data = Data(np.zeros((3, SIZE)), np.array([1.0, 2.0, 1.0]))
-    with pytest.raises(ValueError, match="weights must be at most 1 one draw"):
+    with pytest.raises(ValueError, match="weights must be at most 1, got"):
         fit(key, objective, objective.start(TRUTH), data)
     with pytest.raises(ValueError, match="states of bits must be 0 or 1"):
         fit(key, objective, objective.start(TRUTH), Data(np.full((3, SIZE), 0.5)))

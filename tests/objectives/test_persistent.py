@@ -286,7 +286,7 @@ def test_what_particles_cannot_do_is_refused(key):
         fit(key, PersistentMPF(ica.energy, sampler=HMC(0.1)), singular, x)
     params, bits = random_ising(0, SIZE), all_states(SIZE)
     hot = Tempered(HeatBath(), as_array([1.0, 0.5]))
-    with pytest.raises(ValueError, match="Tempered keeps replicas"):
+    with pytest.raises(ValueError, match="resumable, got Tempered"):
         fit(key, PersistentMPF(ising.energy, sampler=hot), params, bits)
     objective = PersistentMPF(ising.energy, sampler=HeatBath())
     found = fit(key, objective, params, bits, num_rounds=2, steps_per_round=1)

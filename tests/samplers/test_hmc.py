@@ -358,7 +358,7 @@ def test_energy_is_that_of_the_state_and_its_momentum(key):
 
 def test_bad_samplers_and_starts_are_refused(key):
     start = partial(sample, key, num_draws=1)
-    with pytest.raises(ValueError, match="step_size must be positive, got 0.0"):
+    with pytest.raises(ValueError, match="positive and finite, got 0.0"):
         HMC(0)
     with pytest.raises(ValueError, match="kept must be from 0 to 1, got 2.0"):
         Momentum(2)
