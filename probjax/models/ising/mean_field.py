@@ -40,8 +40,8 @@ def mean_field(data: ArrayLike | Data, *, damping: float = 0.0) -> Params:
 
     Args:
         data: complete rows of bits.
-        damping: lambda >= 0, compared with squared covariances of bits. These are 1/16
-            of the squared covariances of spins.
+        damping: lambda >= 0, in units of a squared covariance of bits. For covariances
+            of spins, the equivalent value would be 16 times as large.
 
     >>> from probjax import exact
     >>> rows = Data(exact.states(2), jnp.array([9.0, 3.0, 3.0, 1.0]))
