@@ -20,15 +20,13 @@ FILES = Path(__file__).parents[1] / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 HOLD_FUNCTIONS = """
-    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:Course
-    annealing.paths:Ends annealing.pilot:Adaptation apps.estimators:Hopfield
+    annealing.adaptation:Adaptation annealing.ais:Settings annealing.bridge:Bridge
+    annealing.particles:AnnealingRun annealing.paths:Ends apps.estimators:Hopfield
     apps.estimators:Ising apps.estimators:Potts apps.estimators:RBM apps.families:Family
-    annealing.ais:Settings annealing.bridge:Bridge annealing.particles:AnnealingRun
-    annealing.paths:Ends annealing.adaptation:Adaptation apps.families:Family
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.optimisers:Optax fitting.optimisers:Problem
-    fitting.proximal:Proximal fitting.plan:RoundsPlan fitting.plan:Coordinates
+    fitting.plan:Coordinates fitting.plan:RoundsPlan fitting.proximal:Proximal
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
@@ -43,16 +41,14 @@ HOLD_FUNCTIONS = """
     samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.pilot:Found annealing.pilot:Tuning data.blocks:Block
-    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning
-    apps.progress:Reading data.blocks:Block
+    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.minibatches:Batches fitting.rounds:Run leapfrog:Geometry
-    runs.checkpoint:Checkpoint runs.checkpoint_files:Header runs.checkpoint_files:Saved
-    runs.contents:Content runs.contents:Names samplers.adaptation:Moved
-    samplers.chain_loop:Counts samplers.chain_loop:RunState
-    models.ising.clusters:Bonds samplers.momentum:Choice samplers.observers:Averaged
-    samplers.observers:Store samplers.observers:Stored
+    models.ising.clusters:Bonds runs.checkpoint:Checkpoint runs.checkpoint_files:Header
+    runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
+    samplers.adaptation:Moved samplers.chain_loop:Counts samplers.chain_loop:RunState
+    samplers.momentum:Choice samplers.observers:Averaged samplers.observers:Store
+    samplers.observers:Stored
 """
 NOT_STORED = {f"probjax.{name}" for name in (HOLD_FUNCTIONS + INTERNAL).split()}
 
