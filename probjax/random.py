@@ -98,19 +98,22 @@ def uniform(
     *,
     stream: int = 0,
 ) -> Float[Array, "..."]:
-    """Draw from the uniform distribution on [0, 1).
+    """Draw from the uniform distribution on (0, 1), without 0 and 1.
 
-    In stream 0 the numbers are those of `jax.random.uniform`.
+    In stream 0 the numbers are those of `jax.random.uniform` plus half of their spacing
+    (2^-24 in float32). A number of exactly 0, one in 2^23, would accept any move,
+    however improbable.
     """
     if not _is_supported(key, dtype):
-        return jax.random.uniform(_stream_key(key, stream), shape, dtype)
+        numbers = jax.random.uniform(_stream_key(key, stream), shape, dtype)
+        return numbers + jnp.finfo(numbers.dtype).eps / 2
     count = math.prod(shape)
     counters = jax.lax.iota(np.uint32, count).reshape(shape)
     words = jax.random.key_data(key)
     first, second = _threefry(words, jnp.full_like(counters, stream), counters)
     # 23 random mantissa bits with the exponent of 1 are a number from 1 to 2.
     bits = (first ^ second) >> 9 | np.float32(1).view(np.uint32)
-    return jax.lax.bitcast_convert_type(bits, np.float32) - 1
+    return jax.lax.bitcast_convert_type(bits, np.float32) - np.float32(1 - 2**-24)
 
 
 def normal(

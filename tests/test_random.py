@@ -29,7 +29,17 @@ def each(draw, keys, shape):
 def test_bits_are_those_of_jax(shape, key, keys):
     ours = drawn(random.uniform, shape)(key, keys)
     theirs = drawn(jax.random.uniform, shape)(key, keys)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, np.asarray(other) + np.float32(2**-24))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_uniform_numbers_are_never_0_or_1(impl):
+    """Of 2^26 numbers of `jax.random.uniform`, eight are 0."""
+    draw = jax.jit(lambda key: random.uniform(key, (2**26,), np.float32))
+    numbers = np.asarray(draw(jax.random.key(0, impl=impl)))
+    assert 0 < numbers.min() < 2**-22
+    assert 1 - 2**-22 < numbers.max() < 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -124,4 +134,5 @@ def test_other_keys_and_kinds_are_left_to_jax(key, x64):
         ours = random.uniform(random.fold_in(key, 5), (4,), np.float32)
         return ours, jax.random.uniform(jax.random.fold_in(key, 5), (4,), np.float32)
 
-    np.testing.assert_array_equal(*drawn_twice(jax.random.key(3, impl="rbg")))
+    ours, theirs = drawn_twice(jax.random.key(3, impl="rbg"))
+    np.testing.assert_array_equal(ours, np.asarray(theirs) + np.float32(2**-24))

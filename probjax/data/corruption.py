@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 import jax
 import jax.numpy as jnp
 
+from probjax import random
 from probjax.checks import check_count, holds
 from probjax.data.preprocessing import binarise_randomly
 from probjax.recipe import recipe, static
@@ -86,7 +87,7 @@ class IndependentFlips(Corruption):
 
     def __call__(self, key: PRNGKeyArray, x: ArrayLike) -> Float[Array, "*row unit"]:
         x = jnp.asarray(binary(jnp.asarray(x)))
-        flips = jax.random.bernoulli(key, self.probability, x.shape)
+        flips = random.uniform(key, x.shape) < self.probability
         return jnp.where(flips, 1 - x, x)
 
 

@@ -235,6 +235,9 @@ def loss(
         key: for the random parts of the objective.
         chunk_size: as for `fit`.
 
+    Its gradient is the one that `fit` descends: particles, reference energies and other
+    parts of the context are constant.
+
     >>> import jax.numpy as jnp
     >>> from probjax import PseudoLikelihood, ising
     >>> flat, rows = ising.from_matrix(jnp.zeros((2, 2))), jnp.eye(2)
@@ -260,8 +263,11 @@ def loss(
 @partial(jax.jit, static_argnames="chunk_size")
 def _loss(key, objective, params, data, *, chunk_size):
     init_key, refresh_key = jax.random.split(key)
-    context = objective.init(init_key, params, data)
-    context = objective.refresh(refresh_key, params, data, context)
+    # Constant in the gradient, as in the rounds of `fit`.
+    frozen = jax.lax.stop_gradient((params, data))
+    context = objective.init(init_key, *frozen)
+    context = objective.refresh(refresh_key, *frozen, context)
+    context = jax.lax.stop_gradient(context)
     value, _ = loss_over_rows(
         objective, params, data, context.rows, chunk_size=chunk_size
     )

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax import random
 from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import fit
@@ -104,7 +105,7 @@ def _impute(key, energy, unit_params, x, observed):
 
     def impute_row(key, x, observed):
         flat, unravel = ravel_pytree(x)
-        uniforms = jax.random.uniform(key, flat.shape, flat.dtype)
+        uniforms = random.uniform(key, flat.shape, flat.dtype)
 
         def redraw(flat, visit):
             unit, uniform = visit

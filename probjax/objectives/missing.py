@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from probjax import random
 from probjax.data.rows import num_rows
 from probjax.interfaces import Connectivity
 from probjax.potential import Potential
@@ -49,7 +50,7 @@ def draw_from_others(key: PRNGKeyArray, data: Data) -> State:
 
     def column(key, x, mask):
         cumulative = jnp.cumsum(jnp.where(mask, weights, 0))
-        levels = cumulative[-1] * jax.random.uniform(key, (count,), cumulative.dtype)
+        levels = cumulative[-1] * random.uniform(key, (count,), cumulative.dtype)
         others = jnp.searchsorted(cumulative, levels, side="right")
         return jnp.where(mask, x, x[jnp.minimum(others, count - 1)])
 

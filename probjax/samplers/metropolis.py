@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax import random
 from probjax.checks import check_count, check_interface
 from probjax.interfaces import Connectivity, Sampler
 from probjax.potential import Potential
@@ -99,7 +100,7 @@ class Metropolis(Sampler):
             gap = potential.combine(state.terms - terms)
             log_odds = gap + self.log_ratio(near, x, moves, choice)
             # Comparisons with NaN are false, so that a NaN energy is rejected.
-            accept = jnp.log(jax.random.uniform(accept_key, (), gap.dtype)) < log_odds
+            accept = jnp.log(random.uniform(accept_key, (), gap.dtype)) < log_odds
             proposal = MetropolisState(x, terms)
             state = jax.tree.map(lambda a, b: jnp.where(accept, a, b), proposal, state)
             return state, accept.astype(gap.dtype)

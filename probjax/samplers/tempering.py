@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from probjax import random
 from probjax.checks import check_interface, is_concrete
 from probjax.forwarding import ForwardingSampler
 from probjax.interfaces import Sampler
@@ -107,7 +108,7 @@ class Tempered(ForwardingSampler):
         tried = tried_pairs(len(betas), state.odd)
         chances = swap_chances(betas, jax.vmap(potential)(replicas.x))
         chances = jnp.where(tried, chances, 0)
-        swaps = jax.random.uniform(swap_key, chances.shape, chances.dtype) < chances
+        swaps = random.uniform(swap_key, chances.shape, chances.dtype) < chances
         order = swapped_rungs(swaps)
         replicas = jax.tree.map(lambda leaf: leaf[order], replicas)
         x = jax.tree.map(lambda leaf: leaf[0], replicas.x)

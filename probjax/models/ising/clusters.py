@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from probjax import random
 from probjax.interfaces import Sampler
 from probjax.models.ising.model import energy
 from probjax.models.ising.parameters import pair_indices
@@ -223,7 +224,7 @@ def _start(name, potential, x):
 def _draw_clusters(key, potential, x):
     graph = bonds(potential)
     chances = bond_chances(graph, x)
-    active = jax.random.uniform(key, chances.shape, chances.dtype) < chances
+    active = random.uniform(key, chances.shape, chances.dtype) < chances
     return clusters(graph.first, graph.second, active, len(x) + 1)
 
 
