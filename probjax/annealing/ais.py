@@ -46,11 +46,17 @@ from probjax.bases.checks import check_target
 from probjax.checks import check_count, check_interface, check_key, warn
 from probjax.devices import check_even
 from probjax.interfaces import Base, Sampler
-from probjax.runs.driver import Job, Watch, driver, run, run_in_turn
+from probjax.runs.driver import Job, Watch, driver, run, run_in_turn, undifferentiable
 from probjax.types import Array, ArrayLike, Energy, Params, PRNGKeyArray, State
+
+NO_GRADIENT = (
+    "the gradient of log Z is minus the mean of the energy's gradient over the "
+    "particles, weighted by exp(log_weights); try jax.lax.stop_gradient(params)"
+)
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -113,6 +119,7 @@ def ais(
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def ais_until(
     key: PRNGKeyArray,
     energy: Energy,

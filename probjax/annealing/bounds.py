@@ -28,7 +28,13 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
-from probjax.annealing.ais import Settings, check_run, forward_job, reverse_job
+from probjax.annealing.ais import (
+    NO_GRADIENT,
+    Settings,
+    check_run,
+    forward_job,
+    reverse_job,
+)
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
@@ -37,7 +43,7 @@ from probjax.bases.checks import check_states
 from probjax.checks import check_key, holds, is_finite
 from probjax.data.rows import as_data, num_rows
 from probjax.interfaces import Base, Sampler
-from probjax.runs.driver import Watch, driver, run, run_in_turn
+from probjax.runs.driver import Watch, driver, run, run_in_turn, undifferentiable
 from probjax.types import (
     Array,
     ArrayLike,
@@ -110,6 +116,7 @@ def _quarter(lower, upper):
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def reverse_ais(
     key: PRNGKeyArray,
     energy: Energy,
@@ -159,6 +166,7 @@ def reverse_ais(
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def sandwich(
     key: PRNGKeyArray,
     energy: Energy,

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax import random
+from probjax.annealing.ais import NO_GRADIENT
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import estimate
 from probjax.annealing.likelihood import Estimate, normalised_weights
@@ -32,7 +33,7 @@ from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
 from probjax.interfaces import Base, Sampler
 from probjax.potential import Conditioned
-from probjax.runs.driver import Job, Watch, driver, run
+from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.types import (
     Array,
     ArrayLike,
@@ -66,6 +67,7 @@ class RowsDone(NamedTuple):
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def marginal_log_likelihood(
     key: PRNGKeyArray,
     joint: Callable[..., Scalar],

@@ -36,14 +36,20 @@ from probjax.fitting.rounds import (
 )
 from probjax.fitting.stopping import GradientNorm, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
-from probjax.runs.driver import Job, Watch, driver, run
+from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.trees import cast_floats, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree, Scalar
+
+NO_GRADIENT = (
+    "it iterates until it converges; try jax.lax.stop_gradient on its arguments, or "
+    "differentiate probjax.loss"
+)
 
 _STEPS_BETWEEN_REPORTS = 50
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def fit(
     key: PRNGKeyArray,
     objective: Objective,

@@ -26,7 +26,7 @@ from probjax import random
 from probjax.checks import check_count, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import on_host
-from probjax.fitting.fit import fit_job
+from probjax.fitting.fit import NO_GRADIENT, fit_job
 from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import Fit
 from probjax.fitting.stopping import GradientNorm, StoppingRule
@@ -36,7 +36,13 @@ from probjax.natural.metrics import metric
 from probjax.natural.regularisers import as_regulariser
 from probjax.natural.scores import MetricSource
 from probjax.recipe import recipe
-from probjax.runs.driver import Watch, driver, full_precision, run_in_turn
+from probjax.runs.driver import (
+    Watch,
+    driver,
+    full_precision,
+    run_in_turn,
+    undifferentiable,
+)
 from probjax.trees import as_array, floating
 from probjax.types import Array, Data, Float, Params, PRNGKeyArray, PyTree
 
@@ -158,6 +164,7 @@ def _whitening_of_metric(matrix, regulariser, params):
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def fit_whitened(
     key: PRNGKeyArray,
     objective: Objective,

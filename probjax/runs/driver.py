@@ -16,6 +16,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from probjax.checks import check_count, is_concrete
 from probjax.devices import on_mesh
@@ -212,6 +214,49 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             return on_mesh(function, *firsts, **others)
 
     return call
+
+
+def undifferentiable(
+    remedy: str,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorate a driver that has no derivative, so that `jax.grad` and `jax.jvp` raise.
+
+    Args:
+        remedy: advice in the error, after "cannot be differentiated".
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        message = f"{function.__name__} cannot be differentiated: {remedy}"
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            args, kwargs = _without_gradient(message, (args, kwargs))
+            # An energy may have captured what is differentiated.
+            return _without_gradient(message, function(*args, **kwargs))
+
+        return call
+
+    return decorate
+
+
+def _without_gradient(message: str, tree: Any) -> Any:
+    """Tree whose traced numbers raise when they are differentiated."""
+
+    def convert(leaf):
+        is_number = isinstance(leaf, Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return _constant(message, leaf) if is_number else leaf
+
+    return tree if is_concrete(tree) else jax.tree.map(convert, tree)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _constant(message, value):
+    return value
+
+
+@_constant.defjvp
+def _refuse_derivative(message, primals, tangents):
+    raise ValueError(message)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from probjax.checks import (
 from probjax.devices import shard_rows
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy
-from probjax.runs.driver import Job, Watch, driver, run
+from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.samplers.chain_loop import (
     Chains,
     Counts,
@@ -37,6 +37,11 @@ from probjax.samplers.chain_loop import (
 from probjax.samplers.observers import Average, Averaged, Store
 from probjax.trees import as_array
 from probjax.types import Array, Energy, Params, PRNGKeyArray, PyTree, State
+
+NO_GRADIENT = (
+    "moves are accepted or rejected, which has no gradient; try "
+    "jax.lax.stop_gradient(params), and differentiate the energy of the draws"
+)
 
 
 class Draws(NamedTuple):
@@ -103,6 +108,7 @@ class Running(NamedTuple):
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def sample(
     key: PRNGKeyArray,
     energy: Energy,
@@ -159,6 +165,7 @@ def sample(
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def sample_mean(
     key: PRNGKeyArray,
     energy: Energy,

@@ -27,7 +27,8 @@ from probjax.checks import check_count, check_interface
 from probjax.data.rows import as_data, num_rows
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy, potential
-from probjax.runs.driver import driver
+from probjax.runs.driver import driver, undifferentiable
+from probjax.samplers.sample import NO_GRADIENT
 from probjax.states import num_sites
 from probjax.trees import float_dtype
 from probjax.types import (
@@ -84,6 +85,7 @@ class Tuned(NamedTuple):
 
 
 @driver
+@undifferentiable(NO_GRADIENT)
 def tune(
     key: PRNGKeyArray,
     energy: Energy,
