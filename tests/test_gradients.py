@@ -89,14 +89,6 @@ def joint(params, x, a):
     return params * jnp.sum((x - a) ** 2)
 
 
-def energy_of(params):
-    return partial(scaled_energy, params)
-
-
-def scaled_energy(params, start, x):
-    return params * ising.energy(start, x)
-
-
 ANNEAL = dict(num_steps=4, pilot=None)
 DRIVERS = {
     "sample, HeatBath": lambda t: (
@@ -162,9 +154,7 @@ DRIVERS = {
         ).params
     )[0],
     "an energy that captured it": lambda t: (
-        sample(KEY, partial(quadratic, t), REALS, sampler=HMC(0.3), num_draws=2)
-        if False
-        else ais(
+        ais(
             KEY,
             lambda params, x: t * jnp.sum(x**2),
             0.0,
