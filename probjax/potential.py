@@ -28,7 +28,7 @@ MAX_VECTORISED = 64
 
 
 def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """Attach closed forms to an energy: faster ways to compute what can be derived.
+    """Attach closed forms to an energy, which replace slower generic computations.
 
     Functions of `(params, x)`:
 
@@ -107,11 +107,10 @@ class Potential:
         return jnp.stack([energy(args, x) for energy, args in self._pairs()])
 
     def terms_and_gradients(self, x: State) -> tuple[Float[Array, " term"], PyTree]:
-        """Compute each energy and its gradient in `x`, unweighted, leaves `(term,
-        ...)`.
+        """Compute each energy and its gradient in `x`, unweighted.
 
-        The cost is one value-and-gradient of each energy. `combine` applies the
-        weights.
+        Leaves have shape `(term, ...)`; `combine` applies the weights. The cost is one
+        value-and-gradient of each energy.
         """
         pairs = [jax.value_and_grad(e, argnums=1)(a, x) for e, a in self._pairs()]
         values, gradients = zip(*pairs, strict=True)
@@ -122,9 +121,7 @@ class Potential:
         return jax.tree.map(lambda leaf: _combine(self.weights, list(leaf)), terms)
 
     def flip_gaps(self, x: State) -> Float[Array, " bit"]:
-        """Compute U(x) - U(x with bit n flipped) for every n, in the order of
-        `ravel(x)`.
-        """
+        """Compute U(x) - U(x with bit n flipped) for every bit n of `ravel(x)`."""
         return self._sum_of_forms("flip_gaps", _flip_gaps, x)
 
     def mirror_gap(self, x: State) -> Scalar:

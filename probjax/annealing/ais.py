@@ -90,9 +90,10 @@ def ais(
         pilot: settings of the pilot run, a shorter run that adapts the sampler's step
             size and metric and chooses the schedule. None for the sampler as it is and
             equal steps.
-        resample_below: resample the particles whenever the effective sample size is
-            less than this share of `num_particles`; None to never resample. Resampling
-            is the only operation that moves particles between devices.
+        resample_below: resample a group of particles whenever the effective sample size
+            is less than this share of the group; None to never resample. There are up
+            to 20 groups, of at least 5 particles each. Resampling is the only operation
+            that moves particles between devices.
         watch: callback and checkpoint. The callback receives the estimate so far, by
             default every 1,000 distributions; see also `progress_bar`.
 
@@ -110,6 +111,10 @@ def ais(
         raise ValueError(
             "resample_below must be above 0 and at most 1, or None, got "
             f"{resample_below}; try 0.5"
+        )
+    if resample_below is not None:
+        check_count(
+            "num_particles, if particles are resampled,", num_particles, least=20
         )
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     betas = check_run(key, bridge, num_particles, num_steps, betas)

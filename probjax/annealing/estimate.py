@@ -2,11 +2,15 @@
 
     log Z_1 = log Z_0 + log mean_i w_i
 
-The standard error of the log mean weight is estimated from the variance of the weights.
-If particles were resampled, the weights of all particles with the same ancestor are
-added up first.
+The standard error of the log mean weight is estimated from the variance of the weights,
+and if particles were resampled from the variance over groups of particles, which are
+independent.
 
-Reference: Lee and Whiteley, Biometrika 105, 609 (2018).
+It is the error of the particles that arrived. No statistic of their weights can detect
+a region of the target that none of them reached. What always holds is one side: the
+mean weight is an unbiased estimate of Z, so that it exceeds exp(b) Z with a probability
+of at most exp(-b) (Markov), and log Z is above the estimate minus 3 with a probability
+of at least 95 %. For the other side, run `sandwich`.
 """
 
 from typing import NamedTuple
@@ -16,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from probjax.annealing.particles import NUM_BINS, AnnealingRun, Particles
+from probjax.annealing.particles import NUM_BINS, AnnealingRun, Particles, group_of
 from probjax.annealing.schedule import Schedule
 from probjax.types import Array, Float, Scalar, State
 
@@ -35,14 +39,13 @@ class Annealed(NamedTuple):
     log_z: Scalar
     """Estimate of log Z of the target, biased low; biased high for a reverse run."""
     stderr: Scalar
-    """Standard error of `log_z`, from the variance of the weights; reliable only if
-    `ess` is large."""
+    """Standard error of `log_z` over the particles that arrived. It is too small if
+    they missed a region of the target, which no statistic of the weights detects."""
     bound: Scalar
     """Mean log weight: a stochastic lower bound on log Z. For a reverse run, minus the
     mean log weight: a stochastic upper bound."""
     bound_stderr: Scalar
-    """Standard error of `bound`, which heavy tails of the weights affect little; NaN if
-    particles were resampled."""
+    """Standard error of `bound`, which heavy tails of the weights affect little."""
     ess: Scalar
     """Effective number of particles, (sum w)^2 / sum w^2, where each w is the total
     weight of all particles with the same ancestor."""
@@ -70,15 +73,41 @@ def estimate(
     count = len(log_weights)
     total = logsumexp(log_weights)
     weights = jnp.exp(log_weights - jnp.where(jnp.isfinite(total), total, 0))
+    stderr = jnp.where(
+        num_resampled > 0,
+        _relative_stderr(*_over_groups(weights)),
+        _relative_stderr(weights, 1 / count),
+    )
     shares = jnp.zeros(count, weights.dtype).at[ancestor].add(weights)
-    # Deviations from 1 / count, so that equal weights have no error beyond rounding.
-    variance = jnp.sum((shares - 1 / count) ** 2) * count / max(count - 1, 1)
-    inflation = (count / max(count - 1, 1)) ** num_resampled.astype(weights.dtype)
-    variance = jnp.maximum(1 - inflation + inflation * variance, 0)
-    stderr = jnp.sqrt(variance) if count > 1 else jnp.full_like(total, jnp.nan)
     has_weight = jnp.isfinite(total)
     ess = jnp.where(has_weight, 1 / jnp.sum(shares**2), 0)
     return total - jnp.log(count), jnp.where(has_weight, stderr, jnp.nan), ess
+
+
+def _relative_stderr(shares, expected):
+    """Standard error of a sum of shares, which add up to 1, over its value."""
+    count = len(shares)
+    # Deviations from the expectation, so that equal weights have only rounding errors.
+    spread = jnp.sqrt(jnp.sum((shares - expected) ** 2))
+    return spread * np.sqrt(count / (count - 1)) if count > 1 else spread * jnp.nan
+
+
+def _over_groups(values):
+    """Sum of the values in each group of particles, and each group's share of them."""
+    group = group_of(len(values))
+    sums = jax.ops.segment_sum(values, group, group[-1] + 1)
+    return sums, (np.bincount(group) / len(group)).astype(values.dtype)
+
+
+def _mean_stderr(values, by_groups):
+    """Standard error of a mean over particles, or over groups of particles."""
+    sums, shares = _over_groups(values)
+    means = sums / (len(values) * shares)
+    return jnp.where(
+        by_groups,
+        means.std(ddof=1) / np.sqrt(len(means)),
+        values.std(ddof=1) / np.sqrt(len(values)),
+    )
 
 
 def summarise(annealing_run: AnnealingRun, particles: Particles) -> Annealed:
@@ -114,11 +143,7 @@ def _summarise(annealing_run, particles):
         "log_z": sign * log_mean,
         "stderr": stderr,
         "bound": sign * log_weights.mean(),
-        "bound_stderr": jnp.where(
-            particles.num_resampled > 0,
-            jnp.nan,
-            log_weights.std(ddof=1) / jnp.sqrt(len(log_weights)),
-        ),
+        "bound_stderr": _mean_stderr(log_weights, particles.num_resampled > 0),
         "ess": ess,
         "log_weights": log_weights,
         "accept": jnp.where(counts > 0, particles.accept / counts, jnp.nan),

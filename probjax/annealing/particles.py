@@ -6,6 +6,10 @@ At b_k each particle takes a step of the sampler, and then its log weight grows 
 
 Log weights are sums of many small numbers, so they are summed with compensation for
 rounding errors.
+
+Particles are resampled within groups. Groups are independent of each other, so that the
+standard error of an estimate is that of a mean over groups. (Errors from the genealogy
+of one large group were too small: the estimated variance could be negative.)
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from probjax import random
 from probjax.annealing.adaptation import NUM_KNOTS, Adaptation, KnotStatistics, Tuning
@@ -24,7 +27,7 @@ from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
 
-NUM_BINS = 50
+NUM_BINS, MAX_GROUPS, MIN_GROUP_SIZE = 50, 20, 5
 
 
 class Particles(NamedTuple):
@@ -38,10 +41,10 @@ class Particles(NamedTuple):
     """Rounding error of `log_weight`, to be added to it."""
     ancestor: Array
     """Index of each particle's ancestor among the particles at the start."""
-    log_normaliser: Scalar
-    """Sum of the log mean weights at all resampling steps."""
+    log_normaliser: Float[Array, " particle"]
+    """Sum of the log mean weights of each particle's group at its resampling steps."""
     num_resampled: Array
-    """Number of times that the particles were resampled."""
+    """Number of steps at which groups of particles were resampled."""
     accept: Float[Array, " bin"]
     """Sum of the mean acceptances in each of equal parts of the run."""
     step: Array
@@ -57,8 +60,8 @@ class AnnealingRun:
     Args:
         adaptation: rule by which a pilot run adapts the sampler; None to take its
             settings from the schedule.
-        resample_below: share of effective particles below which the particles are
-            resampled; None to never resample.
+        resample_below: share of effective particles below which a group of particles
+            is resampled; None to never resample.
         backwards: whether the particles move from the target to the base.
     """
 
@@ -94,7 +97,7 @@ class AnnealingRun:
             log_weight,
             compensation=jnp.zeros_like(log_weight),
             ancestor=jnp.arange(len(keys)),
-            log_normaliser=jnp.zeros((), dtype),
+            log_normaliser=jnp.zeros_like(log_weight),
             num_resampled=jnp.zeros((), int),
             accept=jnp.zeros(NUM_BINS, dtype),
             step=jnp.ones((), int),
@@ -171,29 +174,58 @@ class AnnealingRun:
         return self.adaptation.sampler(sampler, tuning, self.schedule, beta)
 
     def _resample_if_few(self, key, particles):
-        count = len(particles.log_weight)
+        group = group_of(len(particles.log_weight))
+        num_groups, size = group[-1] + 1, np.bincount(group)
         log_weight = particles.log_weight + particles.compensation
-        total = logsumexp(log_weight)
-        weights = jnp.exp(log_weight - total)
+        largest = jax.ops.segment_max(log_weight, group, num_groups)
+        has_weight = jnp.isfinite(largest)
+        weights = jnp.exp(log_weight - jnp.where(has_weight, largest, 0)[group])
+        total = jax.ops.segment_sum(weights, group, num_groups)
+        squares = jax.ops.segment_sum(weights**2, group, num_groups)
+        ess = total**2 / jnp.where(has_weight, squares, 1)
+        below = jnp.asarray(self.resample_below, weights.dtype)
+        is_due = (has_weight & (ess < below * size))[group]
 
         def resample():
-            # Multinomial: for schemes of lower variance, such as systematic resampling,
-            # no estimate of the standard error is known.
-            levels = random.uniform(key, (count,), weights.dtype)
-            ends = jnp.cumsum(weights)
-            chosen = jnp.searchsorted(ends, levels * ends[-1], side="right")
-            chosen = jnp.minimum(chosen, count - 1)
+            offsets = random.uniform(key, (num_groups,), weights.dtype)
+            counts = (size / total)[group] * weights  # expected number of copies
+            chosen = _systematic(offsets, counts, group, size)
+            chosen = jnp.where(is_due, chosen, jnp.arange(len(group)))
+            log_mean = largest + jnp.log(total / size)
             return particles._replace(
                 state=jax.tree.map(lambda leaf: leaf[chosen], particles.state),
-                log_weight=jnp.zeros_like(log_weight),
-                compensation=jnp.zeros_like(log_weight),
+                log_weight=jnp.where(is_due, 0, particles.log_weight),
+                compensation=jnp.where(is_due, 0, particles.compensation),
                 ancestor=particles.ancestor[chosen],
-                log_normaliser=particles.log_normaliser + total - jnp.log(count),
+                log_normaliser=particles.log_normaliser
+                + jnp.where(is_due, log_mean[group], 0),
                 num_resampled=particles.num_resampled + 1,
             )
 
-        few = 1 / jnp.sum(weights**2) < count * jnp.asarray(self.resample_below)
-        return jax.lax.cond(few & jnp.isfinite(total), resample, lambda: particles)
+        return jax.lax.cond(jnp.any(is_due), resample, lambda: particles)
+
+
+def group_of(count: int) -> np.ndarray:
+    """Return the group of each particle: up to 20 groups, of 5 particles or more."""
+    num_groups = max(min(MAX_GROUPS, count // MIN_GROUP_SIZE), 1)
+    return np.arange(count) * num_groups // count
+
+
+def _systematic(offsets, counts, group, size):
+    """Index of the particle that is copied to each place, within its group.
+
+    Args:
+        offsets: a uniform number for each group.
+        counts: expected number of copies of each particle; the sum over a group is its
+            size.
+    """
+    first = np.cumsum(size) - size
+    place = jnp.arange(len(group)) + offsets[group]
+    # A sum over each group alone, which rounding errors of other groups do not reach.
+    ends = jnp.cumsum(counts)
+    ends = ends - (ends - counts)[first][group] + first[group]
+    chosen = jnp.searchsorted(ends, place, side="right")
+    return jnp.clip(chosen, first[group], (first + size - 1)[group])
 
 
 def draw_particles(bridge: Bridge, keys: PRNGKeyArray) -> State:

@@ -85,12 +85,11 @@ class BitFlips(Connectivity):
 
 @recipe
 class RandomFlips(Connectivity):
-    """`num_draws` states that differ in `num_bits` random bits, redrawn at each
-    refresh.
+    """`num_draws` states that differ in `num_bits` random bits.
 
-    The flow is averaged over the draws, so its mean is that to all such states divided
-    by their number, C(d, num_bits). The draws of one refresh flip disjoint sets of bits
-    as far as there are enough bits.
+    The bits are redrawn at each refresh. The flow is averaged over the draws, so its
+    mean is that to all such states divided by their number, C(d, num_bits). The draws
+    of one refresh flip disjoint sets of bits as far as there are enough bits.
 
     >>> flips, x = RandomFlips(3, num_bits=2), jnp.zeros(5)
     >>> near = flips.states(x, flips.draw(jax.random.key(0), None, x))

@@ -82,7 +82,7 @@ class Listed(Connectivity):
 class Proposal(Connectivity):
     """`num_draws` states drawn from any proposal distribution g(.|x).
 
-    If x' can be drawn from x, then x must be possible to draw from x'.
+    If x' can be drawn from x, it must be possible to draw x from x'.
 
     Args:
         propose: `propose(key, args, x)` draws one state.

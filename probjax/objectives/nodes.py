@@ -40,8 +40,7 @@ def RISE(energy: Energy, node: ArrayLike) -> GapObjective:
 
 
 def LogRISE(energy: Energy, node: ArrayLike) -> GapObjective:
-    """Logarithm of the mean over rows of exp(gap / 2): the log flow of one unit's
-    flips.
+    """Logarithm of the mean over rows of exp(gap / 2): log flow of the unit's flips.
 
     >>> from probjax import ising, loss
     >>> params = ising.from_matrix([[2.0, 0.0], [0.0, 0.0]])
@@ -65,12 +64,11 @@ def NodeLikelihood(energy: Energy, node: ArrayLike) -> GapObjective:
 
 
 def screening_strength(num_units: int, num_rows: float, *, constant: float) -> float:
-    """Compute constant * sqrt(log(num_units^2 / 0.05) / num_rows), per coupling of
-    spins.
+    """Compute the strength constant * sqrt(log(num_units^2 / 0.05) / num_rows).
 
     Published constants are 0.4 for `RISE`, 0.8 for `LogRISE` and 0.2 for
-    `NodeLikelihood`. A coupling of spins is -J / 2, so half of the result is the
-    strength of an `L1` penalty on J.
+    `NodeLikelihood`. They apply to couplings of spins, -J / 2, so half of the result is
+    the strength of an `L1` penalty on J.
 
     >>> round(screening_strength(16, 1000, constant=0.4), 4)
     0.037

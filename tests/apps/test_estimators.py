@@ -156,7 +156,7 @@ def test_spins_are_bits_and_others_are_refused_on_request():
     assert Ising(binarize=None).fit(x).score(x) == bits.score(x)
     with pytest.raises(ValueError, match="must be 0 or 1 for Ising .* try binarize"):
         Ising(binarize=None).fit(2 * x - 1)
-    with pytest.raises(ValueError, match="letters must be 0 to 1 .*got 2"):
+    with pytest.raises(ValueError, match="letters from 0 to 1 for Potts .*got 2"):
         Potts().fit(x).score(x + 1)
     with pytest.raises(ValueError, match="whole numbers"):
         Potts().fit(x / 2)

@@ -394,7 +394,7 @@ def bad_inputs():
     return [
         (objective, start(), np.zeros((0, SIZE)), {}, "empty"),
         (objective, start(), np.full((3, SIZE), np.nan), {}, "finite"),
-        (objective, start(), 2 * data, {}, "0 and 1"),
+        (objective, start(), 2 * data, {}, "must be 0 or 1"),
         (objective, start(), data[0], {}, r"units of params, got shape \(\)"),
         (objective, start(), data[:, :3], {}, r"4 units .* got shape \(3,\)"),
         (objective, start(), data[None], {}, "units of params"),

@@ -99,5 +99,5 @@ def test_the_published_strength_is_what_the_rule_says(key):
 
 
 def test_bad_data_are_refused_before_the_units_are_fitted(key):
-    with pytest.raises(ValueError, match="0 and 1, got spins"):
+    with pytest.raises(ValueError, match="0 or 1, got spins"):
         fit_nodes(key, RISE, ising.energy, flat_ising(2), Data(-np.ones((3, 2))))

@@ -163,7 +163,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         ising.from_spins(np.zeros((2, 2)), np.zeros((2, 1)))
     with pytest.raises(ValueError, match="the 2 units of the chart, got 3"):
         ising.centred(np.zeros((5, 2))).forward(random_ising(0, 3))
-    with pytest.raises(ValueError, match="0 and 1"):
+    with pytest.raises(ValueError, match="0 or 1"):
         ising.centred(np.array([[-1.0, 1.0]]))
     with pytest.raises(ValueError, match=r"each of 3 pairs, got shape \(2,\)"):
         ising.energy(ising.Params(np.zeros(3), np.zeros(2)), np.zeros(3))

@@ -252,7 +252,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         potts.init(key, 3, 1)
     with pytest.raises(ValueError, match="two different units of 0 to 2"):
         potts.init(key, 3, 4, edges=[(0, 3)])
-    with pytest.raises(ValueError, match="letters 0 to 3, got 4"):
+    with pytest.raises(ValueError, match="letters must be 0 to 3 .*got 4"):
         potts.letters(np.array([[0, 4, 1]]), num_states=4)
     with pytest.raises(ValueError, match=r"with a single 1 per site, got shape"):
         potts.letters(np.ones((2, 3, 4)), num_states=4)

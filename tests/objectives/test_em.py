@@ -180,7 +180,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         objective(num_moves=0)
     with pytest.raises(ValueError, match="target must be between 0 and 1"):
         objective(target=1.5)
-    with pytest.raises(ValueError, match="4 sites and 2 latents, got .* a of shape"):
+    with pytest.raises(ValueError, match="4 sites and 2 latents of params, got shapes"):
         fit(key, objective(base=Gaussian(3)), params, x)
     with pytest.raises(ValueError, match="sampler must move reals, which Gaussian"):
         fit(key, objective(sampler=HeatBath()), params, x)

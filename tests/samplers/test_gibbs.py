@@ -196,7 +196,7 @@ def tempered(p, weight):
 def test_bad_input_is_refused_in_a_sentence(key):
     params = random_ising(0, 3)
     run = partial(samplers.sample, key, ising.energy, params, num_draws=2)
-    with pytest.raises(ValueError, match=r"0 and 1, got spins"):
+    with pytest.raises(ValueError, match=r"0 or 1, got spins"):
         run(np.array([[-1, 1, 1]]), sampler=samplers.HeatBath())
     with pytest.raises(ValueError, match="num_states must be an integer of at least 2"):
         samplers.HeatBath(1)
