@@ -49,6 +49,7 @@ from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Job, Watch, driver, run, run_in_turn, undifferentiable
 from probjax.types import Array, ArrayLike, Energy, Params, PRNGKeyArray, State
 
+MIN_RESAMPLED = 20
 NO_GRADIENT = (
     "the gradient of log Z is minus the mean of the energy's gradient over the "
     "particles, weighted by exp(log_weights); try jax.lax.stop_gradient(params)"
@@ -113,9 +114,8 @@ def ais(
             f"{resample_below}; try 0.5"
         )
     if resample_below is not None:
-        check_count(
-            "num_particles, if particles are resampled,", num_particles, least=20
-        )
+        name = "num_particles, if particles are resampled,"
+        check_count(name, num_particles, least=MIN_RESAMPLED)
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     betas = check_run(key, bridge, num_particles, num_steps, betas)
     arguments["betas"] = betas

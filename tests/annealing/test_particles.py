@@ -21,7 +21,7 @@ from small_models import all_states, drawn_from
 
 from probjax import HMC, HeatBath, Metropolis, annealing, ising, rbm
 from probjax.annealing import Geometric, Straight, ais, reverse_ais
-from probjax.annealing.particles import _compensated_sum
+from probjax.annealing.particles import _compensated_sum, _systematic, group_of
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
 from probjax.random import split_array
@@ -211,23 +211,57 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
 
 
 @pytest.mark.statistics
-def test_resampling_leaves_z_unbiased_and_knows_its_error(key):
+@pytest.mark.parametrize(
+    ("num_particles", "num_steps", "below"),
+    [(200, 40, 0.9), (60, 12, 1.0), (63, 6, 0.8)],
+)
+def test_resampling_leaves_z_unbiased_and_knows_its_error(
+    num_particles, num_steps, below, key
+):
     run = partial(
         ais,
         energy=crooked,
         params=PARAMS,
         base=GAUSSIAN,
         sampler=HMC(0.6),
-        num_particles=20,
-        num_steps=6,
+        num_particles=num_particles,
+        num_steps=num_steps,
         pilot=None,
-        resample_below=0.8,
+        resample_below=below,
     )
-    found = jax.jit(jax.vmap(run))(split_array(key, 1000))
+    found = jax.jit(jax.vmap(run))(split_array(key, 500))
     assert np.mean(found.particles.num_resampled) > 0.5
     assert_mean_is(found.log_z, crooked_log_z(PARAMS))
-    claimed = np.sqrt(np.mean(np.square(found.stderr)))
-    np.testing.assert_allclose(np.std(found.log_z), claimed, rtol=0.1)
+    stderr = np.asarray(found.stderr)
+    assert (stderr > 0).all()
+    claimed = np.sqrt(np.mean(stderr**2))
+    np.testing.assert_allclose(np.std(found.log_z), claimed, rtol=0.15)
+    errors = np.abs(np.asarray(found.log_z) - crooked_log_z(PARAMS))
+    assert np.mean(errors < 2 * stderr) > 0.9
+    assert_mean_is_below(found.bound, found.bound_stderr, crooked_log_z(PARAMS))
+
+
+def assert_mean_is_below(bounds, stderr, truth):
+    """Bounds hold on average, and their errors are their scatter."""
+    bounds = np.asarray(bounds)
+    assert bounds.mean() < truth + 4 * bounds.std() / np.sqrt(len(bounds))
+    claimed = np.sqrt(np.mean(np.square(stderr)))
+    np.testing.assert_allclose(bounds.std(), claimed, rtol=0.15)
+
+
+def test_particles_are_resampled_within_their_group():
+    """Copies come from the group, in proportion to the weights, and groups decide."""
+    group = group_of(22)
+    assert np.bincount(group).tolist() == [6, 5, 6, 5]
+    counts = np.array([3, 0, 0, 2.5, 0.25, 0.25] + [1] * 5 + [6, 0, 0, 0, 0, 0])
+    counts = np.append(counts, [0, 0, 0, 0, 5]).astype(np.float32)
+    chosen = jax.jit(lambda u: _systematic(u, counts, group, np.bincount(group)))
+    assert chosen(np.full(4, 0.5, np.float32)).tolist() == [
+        *(0, 0, 0, 3, 3, 4),
+        *(6, 7, 8, 9, 10),
+        *(11, 11, 11, 11, 11, 11),
+        *(21, 21, 21, 21, 21),
+    ]
 
 
 @pytest.mark.statistics
