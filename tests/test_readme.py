@@ -62,7 +62,7 @@ def test_every_code_block_of_the_guide_runs(printed):
     assert 0 <= float(above) < 1e-4
     assert mixed.startswith("all 16 coordinates: R-hat at most 1.0")
     assert interval.startswith("log Z from ")
-    assert "nats per row, between" in likelihood
+    assert "(over rows), between" in likelihood
     assert covered == "True"
     assert "of 2,000 particles effective after a round" in alive
     assert drawn == "(10, 10, 64)"

@@ -35,6 +35,7 @@ from probjax.annealing.ais import (
     forward_job,
     reverse_job,
 )
+from probjax.annealing.bennett import bennett
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
@@ -68,7 +69,8 @@ class Bracket(NamedTuple):
     """
 
     log_z: Scalar
-    """Mean of the two estimates, whose biases have opposite signs."""
+    """Estimate from both runs together, by Bennett's acceptance ratio; NaN if the
+    bounds contradict each other."""
     lower: Scalar
     """Lower end: the estimate of the forward run minus two standard errors."""
     upper: Scalar
@@ -247,28 +249,16 @@ def _interval(forward, reverse):
     upper = reverse.log_z + 2 * reverse.stderr
     on_average = jnp.fmax(upper, reverse.bound + 2 * reverse.bound_stderr)
     loose = jnp.fmin(on_average, reverse.log_z + MARKOV)
-    lower, upper = _widen(
-        forward, reverse, lower, jnp.where(_is_reliable(reverse), upper, loose)
-    )
-    return (forward.log_z + reverse.log_z) / 2, lower, upper
-
-
-def _widen(forward, reverse, lower, upper):
-    """Extend the interval to two standard errors around the combined estimate.
-
-    If the biases are negligible, the forward estimate can exceed the reverse one by
-    chance. The interval would then be narrower the less they agree. The combined
-    estimate is their mean weighted by precision. Bounds that contradict each other do
-    not change.
-    """
-    variances = forward.stderr**2 + reverse.stderr**2
-    share = jnp.where(variances > 0, forward.stderr**2 / variances, 0.5)
-    mean = forward.log_z + share * (reverse.log_z - forward.log_z)
-    reach = 2 * jnp.sqrt(share) * reverse.stderr
+    upper = jnp.where(_is_reliable(reverse), upper, loose)
+    log_z, stderr = bennett(forward.log_weights, -reverse.log_weights)
+    # If the biases are negligible, the forward estimate can exceed the reverse one by
+    # chance, and the interval would be narrower the less they agree. It extends to two
+    # standard errors around the combined estimate, unless the bounds contradict.
     agree = upper >= lower
     return (
-        jnp.where(agree, jnp.fmin(lower, mean - reach), lower),
-        jnp.where(agree, jnp.fmax(upper, mean + reach), upper),
+        jnp.where(agree, log_z, jnp.nan),
+        jnp.where(agree, jnp.fmin(lower, log_z - 2 * stderr), lower),
+        jnp.where(agree, jnp.fmax(upper, log_z + 2 * stderr), upper),
     )
 
 

@@ -39,15 +39,14 @@ class Estimate(NamedTuple):
 
     >>> rows = jnp.array([-1.0, -3.0])
     >>> estimate = Estimate(-2.0, stderr=0.1, lower=-2.2, upper=-1.8, per_row=rows)
-    >>> estimate.describe()
-    '-2 +- 0.1 nats per row, between -2.2 and -1.8'
+    >>> estimate._replace(row_stderr=1.0).describe()
+    '-2 nats per row +- 0.1 (Monte Carlo) +- 1 (over rows), between -2.2 and -1.8'
     """
 
     value: Scalar
-    """Weighted mean over rows."""
+    """Weighted mean over rows; NaN if the bounds on log Z contradict each other."""
     stderr: Scalar
-    """Monte Carlo standard error of `value`, for these rows. From `compare`, it is the
-    standard error for newly drawn rows."""
+    """Monte Carlo standard error of `value`, for these rows."""
     lower: Scalar
     """Lower end of an interval for the true mean; NaN if there is no lower bound."""
     upper: Scalar
@@ -60,26 +59,44 @@ class Estimate(NamedTuple):
     """Part of `stderr` that is the same error in all rows, such as that of log Z."""
     ess: Float[Array, "..."] | float = math.nan
     """Effective number of particles, for each row or for the run that gave log Z."""
+    row_stderr: Scalar | float = math.nan
+    """Standard error of a mean over newly drawn rows, from the variance over rows.
+    Weights count as numbers of rows."""
+
+    @property
+    def total_stderr(self) -> Scalar:
+        """Standard error of `value` for newly drawn rows, Monte Carlo error included.
+
+        Independent Monte Carlo errors of rows are part of the variance over rows; the
+        error that all rows have in common is added.
+        """
+        return jnp.hypot(self.row_stderr, self.common)
 
     def describe(self) -> str:
         """Describe the estimate and its reliability."""
         return "; ".join(filter(None, (self._describe_value(), self._describe_ess())))
 
     def _describe_value(self):
-        text = f"{float(self.value):.6g} +- {float(self.stderr):.2g} nats per row"
+        text = f"{float(self.value):.6g} nats per row"
+        text += f" +- {float(self.stderr):.2g} (Monte Carlo)"
+        if not np.isnan(self.row_stderr):
+            text += f" +- {float(self.row_stderr):.2g} (over rows)"
         low, high = float(self.lower), float(self.upper)
         if low > high:
             return (
-                f"{float(self.value):.6g} nats per row, but the bounds on log Z "
-                f"contradict each other: the forward run gives at most {high:.6g} nats "
-                f"per row, the reverse run at least {low:.6g}; the reverse run "
-                "probably did not start from draws of the target"
+                "no value, because the bounds on log Z contradict each other: the "
+                f"forward run gives at most {high:.6g} nats per row, the reverse run "
+                f"at least {low:.6g}; the reverse run probably did not start from "
+                "draws of the target"
             )
         if low == low and high == high:
             return f"{text}, between {low:.6g} and {high:.6g}"
         if low == low:
             return f"{text}, a stochastic lower bound: at least {low:.6g}"
-        return f"{text}, without bounds on log Z; try sandwich to bound its bias"
+        return (
+            f"{text}, from one side only: a log Z that is too low makes it too high; try "
+            "sandwich for an interval"
+        )
 
     def _describe_ess(self):
         ess = on_host(self.ess)
@@ -136,8 +153,10 @@ def log_likelihood(
     per_row, numbers = _given_log_z(
         energy, params, data, annealed.log_z, ends, [run.ess for run in runs]
     )
-    value, lower, upper, ess = numbers
-    return Estimate(value, stderr, lower, upper, per_row, data.weights, stderr, ess)
+    value, lower, upper, ess, row_stderr = numbers
+    return Estimate(
+        value, stderr, lower, upper, per_row, data.weights, stderr, ess, row_stderr
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -145,7 +164,8 @@ def _given_log_z(energy, params, data, log_z, ends, ess):
     minus_energy = -jax.vmap(energy, (None, 0))(params, data.x)
     mean = jnp.average(minus_energy, weights=data.weights)
     lower, upper = (mean - end for end in ends)
-    numbers = (mean - log_z, lower, upper, reduce(jnp.minimum, ess))
+    row_stderr = stderr_over_rows(minus_energy, data.weights)
+    numbers = (mean - log_z, lower, upper, reduce(jnp.minimum, ess), row_stderr)
     return minus_energy - log_z, numbers
 
 
@@ -155,17 +175,17 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
     Both estimates must be for the same rows in the same order. With d_i the difference
     for row i,
 
-        value = mean d_i,    stderr^2 = var(d_i) / n + common_1^2 + common_2^2,
+        value = mean d_i,    total_stderr^2 = var(d_i) / n + common_1^2 + common_2^2,
 
-    which is the standard error of a mean over newly drawn rows. Variation over rows
-    that both models share cancels. Independent errors of the rows are part of var(d_i);
-    an error that all rows have in common is not, and is added. The bounds are for these
+    where n is the number of rows, or the sum of their weights. Variation over rows that
+    both models share cancels. Independent errors of the rows are part of var(d_i); an
+    error that all rows have in common is not, and is added. The bounds are for these
     rows, and NaN unless both estimates have them.
 
     >>> one = Estimate(-1.5, 0.0, -1.5, -1.5, per_row=jnp.array([-1.0, -2.0]))
     >>> other = Estimate(-3.0, 0.0, -3.0, -3.0, per_row=jnp.array([-2.0, -4.0]))
     >>> better = compare(one, other)
-    >>> float(better.value), round(float(better.stderr), 4)
+    >>> float(better.value), round(float(better.total_stderr), 4)
     (1.5, 0.5)
     """
     if len(first.per_row) != len(second.per_row):
@@ -186,21 +206,32 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
         )
     differences = first.per_row - second.per_row
     shares = normalised_weights(weights, len(differences))
-    value = jnp.sum(shares * differences)
-    # For n equal weights this gives the usual variance of a mean, with n - 1.
-    correction = 1 / (1 - jnp.sum(shares**2))
-    variance = jnp.sum(shares**2 * (differences - value) ** 2) * correction
     common = jnp.hypot(first.common, second.common)
     return Estimate(
-        value=value,
-        stderr=jnp.sqrt(variance + common**2),
+        value=jnp.sum(shares * differences),
+        stderr=jnp.hypot(first.stderr, second.stderr),
         lower=first.lower - second.upper,
         upper=first.upper - second.lower,
         per_row=differences,
         weights=weights,
         common=common,
         ess=jnp.fmin(first.ess, second.ess),
+        row_stderr=stderr_over_rows(differences, weights),
     )
+
+
+def stderr_over_rows(
+    values: Float[Array, " row"], weights: Float[Array, " row"] | None
+) -> Scalar:
+    """Return the standard error of a mean over rows; weights are numbers of rows.
+
+    NaN for a single row, and for weights that sum to 1 or less.
+    """
+    shares = normalised_weights(weights, len(values))
+    count = len(values) if weights is None else weights.sum()
+    variance = jnp.sum(shares * (values - jnp.sum(shares * values)) ** 2)
+    many = count > 1
+    return jnp.sqrt(jnp.where(many, variance / jnp.where(many, count - 1, 1), jnp.nan))
 
 
 def normalised_weights(

@@ -21,7 +21,7 @@ from probjax import random
 from probjax.annealing.ais import NO_GRADIENT
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.estimate import estimate
-from probjax.annealing.likelihood import Estimate, normalised_weights
+from probjax.annealing.likelihood import Estimate, normalised_weights, stderr_over_rows
 from probjax.annealing.particles import AnnealingRun, Particles, advance_particles
 from probjax.annealing.paths import Geometric
 from probjax.annealing.pilot import Pilot, make_schedule
@@ -165,6 +165,7 @@ def _estimate(results, weights):
         weights=weights,
         common=jnp.zeros_like(value),
         ess=results.ess,
+        row_stderr=stderr_over_rows(results.log_z, weights),
     )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from probjax import HMC, Data, Watch
+from probjax import HMC, Data, HeatBath, Watch, ising
 from probjax.annealing import (
     Estimate,
     Pilot,
@@ -15,7 +15,7 @@ from probjax.annealing import (
     marginal_log_likelihood,
     sandwich,
 )
-from probjax.bases import Gaussian, Laplace
+from probjax.bases import Bernoulli, Gaussian, Laplace
 from probjax.models import linear
 from probjax.random import split_array
 from probjax.trees import as_array
@@ -146,7 +146,7 @@ def test_models_are_compared_row_by_row():
     apart = np.array([1.0, 0.0, 2.0, 1.0])
     np.testing.assert_allclose(found.value, apart.mean())
     expected = np.sqrt(apart.var(ddof=1) / 4 + 0.25)
-    np.testing.assert_allclose(found.stderr, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.total_stderr, expected, rtol=1e-6)
     np.testing.assert_allclose([found.lower, found.upper], apart.mean())
     half = estimate([1.0, 2.0, 3.0, 4.0], 0.3)._replace(upper=np.float32(np.nan))
     assert np.isnan(compare(half, second).upper)
@@ -156,6 +156,43 @@ def test_models_are_compared_row_by_row():
         compare(weighed, second)
     with pytest.raises(ValueError, match="estimates for the same rows, got 4 and 2"):
         compare(first, estimate([1.0, 2.0], 0.1))
+
+
+def test_weights_count_as_numbers_of_rows():
+    """Rows given several times, or once with their number as the weight."""
+    generator = np.random.default_rng(0)
+    numbers = generator.integers(1, 6, 40)
+    first, second = generator.normal(size=(2, 40))
+    repeated = [estimate(np.repeat(each, numbers), 0.1) for each in (first, second)]
+    weighted = [estimate(each, 0.1, numbers.astype(float)) for each in (first, second)]
+    one, other = compare(*repeated), compare(*weighted)
+    assert one.row_stderr > 0.05
+    np.testing.assert_allclose(one.row_stderr, other.row_stderr, rtol=1e-4)
+    np.testing.assert_allclose(one.value, other.value, rtol=1e-4)
+    assert np.isnan(compare(estimate([1.0], 0.1), estimate([2.0], 0.1)).row_stderr)
+
+
+def test_both_errors_of_a_likelihood_are_reported():
+    rows = np.array([[0, 0], [0, 1], [1, 1], [1, 0], [1, 1]], np.float32)
+    model = ising.from_matrix([[1.0, -0.5], [-0.5, 0.3]])
+    annealed = ais(
+        jax.random.key(0),
+        ising.energy,
+        model,
+        Bernoulli(2),
+        sampler=HeatBath(),
+        num_particles=50,
+        num_steps=5,
+        pilot=None,
+    )
+    found = log_likelihood(ising.energy, model, rows, annealed)
+    energies = [float(ising.energy(model, x)) for x in rows]
+    expected = np.std(energies, ddof=1) / np.sqrt(5)
+    np.testing.assert_allclose(found.row_stderr, expected, rtol=1e-5)
+    total = np.hypot(expected, annealed.stderr)
+    np.testing.assert_allclose(found.total_stderr, total, rtol=1e-5)
+    assert "(Monte Carlo)" in found.describe()
+    assert f"+- {expected:.2g} (over rows)" in found.describe()
 
 
 def analysis_pair(key):
@@ -212,7 +249,7 @@ def test_differences_scatter_by_the_error_that_is_claimed(pair, key):
 
     first, second, found = run(split_array(key, 500))
     scatter = np.std(found.value)
-    claimed = np.mean(np.square(found.stderr))
+    claimed = np.mean(np.square(found.total_stderr))
     np.testing.assert_allclose(np.sqrt(claimed), scatter, rtol=0.15)
     both = np.mean(np.square(first.stderr) + np.square(second.stderr))
     sign = -1 if pair is analysis_pair else 1
