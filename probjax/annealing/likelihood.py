@@ -94,8 +94,8 @@ class Estimate(NamedTuple):
         if low == low:
             return f"{text}, a stochastic lower bound: at least {low:.6g}"
         return (
-            f"{text}, from one side only: a log Z that is too low makes it too high; try "
-            "sandwich for an interval"
+            f"{text}, from one side only: a log Z that is too low makes it too high; "
+            "try sandwich for an interval"
         )
 
     def _describe_ess(self):
