@@ -190,8 +190,11 @@ def sample(
         x: visible states with a leading axis of chains, such as rows of data. Hidden
             layers are drawn upwards from them, up to the visible units of the top
             machine, at which its chains start.
-        num_draws, num_warmup, thin, watch: as for `probjax.sample`, for the chains of
-            the top machine.
+        num_draws: number of states to store from each chain. This and the next three
+            arguments are those of `probjax.sample`, for chains of the top machine.
+        num_warmup: number of steps before the first draw.
+        thin: number of steps from one draw to the next.
+        watch: callback and checkpoint.
 
     >>> layers = [rbm.init(jax.random.key(0), 3, 2), rbm.init(jax.random.key(1), 2, 2)]
     >>> start = jnp.zeros((5, 3))
