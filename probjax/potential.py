@@ -206,16 +206,37 @@ def check_energy(energy: Energy, params: Params, rows: State) -> None:
         return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
 
     x = jax.tree.map(one, rows)
+    if not callable(energy):
+        raise ValueError(f"energy must be a function energy(params, x), got {energy!r}")
     try:
-        shape = jnp.shape(jax.eval_shape(energy, params, x))
+        value = jax.eval_shape(energy, params, x)
     except (TypeError, ValueError, IndexError) as error:
         shapes = jax.tree.map(lambda leaf: leaf.shape, x)
+        advice = "the leading axis of x indexes rows or chains"
+        if _accepts_columns(energy, params, rows):
+            advice += ", did you mean data.T?"
         raise ValueError(
             f"energy(params, x) must accept one state of shape {shapes}, got an error: "
-            f"{error}; the leading axis of x indexes rows or chains"
+            f"{error}; {advice}"
         ) from error
-    if shape != ():
-        raise ValueError(f"energy must return a scalar, got shape {shape}")
+    leaves = jax.tree.leaves(value)
+    if len(leaves) != 1:
+        raise ValueError(f"energy must return a scalar, got {value}")
+    if leaves[0].shape != ():
+        raise ValueError(f"energy must return a scalar, got shape {leaves[0].shape}")
+
+
+def _accepts_columns(energy, params, rows):
+    """Whether the energy accepts a column of a table: it may be transposed."""
+    leaves = jax.tree.leaves(rows)
+    if len(leaves) != 1 or leaves[0].ndim != 2:
+        return False
+    column = jax.ShapeDtypeStruct(leaves[0].shape[:1], jnp.result_type(float))
+    try:
+        jax.eval_shape(energy, params, column)
+    except (TypeError, ValueError, IndexError):
+        return False
+    return True
 
 
 def check_normalisable(energy: Energy, params: Params) -> None:

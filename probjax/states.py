@@ -40,7 +40,10 @@ def _not_bits(x):
     if holds(is_spin, x):
         return "spins of -1 and 1; try ising.bits to convert them"
     if holds(is_whole, x):
-        return "other whole numbers; try SiteChanges(num_states) for letters"
+        return (
+            "other whole numbers; try x > 0 to binarise counts, or "
+            "SiteChanges(num_states) for letters"
+        )
     return (
         "numbers that are not whole; for continuous states try ScoreMatching, or MPF "
         "with connectivity=GaussianSteps(size), to fit, and HMC to sample"

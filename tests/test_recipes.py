@@ -315,11 +315,13 @@ def test_prox_minimises_its_definition(penalty):
 
 @pytest.mark.parametrize("penalty", [L1, L2, GroupL1])
 def test_negative_strengths_are_refused(penalty):
-    with pytest.raises(ValueError, match="strength must not be negative, got -1.0"):
+    with pytest.raises(
+        ValueError, match="strength must be 0 or above and finite, got -1.0"
+    ):
         penalty(-1)
-    with pytest.raises(ValueError, match="strength must not be negative"):
+    with pytest.raises(ValueError, match="strength must be 0 or above and finite"):
         penalty(as_array(np.nan))
-    with pytest.raises(ValueError, match="weights must not be negative"):
+    with pytest.raises(ValueError, match="weights must be 0 or above and finite"):
         penalty(1.0, weights=ising.Params(0.0, as_array(-np.ones(6))))
 
 

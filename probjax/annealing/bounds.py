@@ -212,6 +212,11 @@ def sandwich(
     bridge = Bridge(energy, None, params, base, path or Geometric(), sampler)
     draws = _check_draws(x)
     num_draws = num_rows(draws)
+    if min(num_draws, num_draws if num_particles is None else num_particles) < 2:
+        raise ValueError(
+            "x and num_particles must have at least two particles for an interval, got "
+            "one; try 100 draws"
+        )
     count = num_draws if num_particles is None else num_particles
     arguments["betas"] = betas = check_run(key, bridge, count, num_steps, betas)
     arguments["x"] = x = check_states(sampler, base.prepare(draws.x))

@@ -177,6 +177,8 @@ def _describe(annealed: Annealed) -> str:
             f"{num_zero:,} of {count:,} particles have weight 0, because base or "
             "target has probability 0 where they are"
         )
+    if count == 1:
+        parts.append("one particle has no standard error; try num_particles=100")
     parts.append(f"ESS {ess:.3g} of {count:,}")
     if ess < min(max(5, 0.1 * count), 0.9 * count):
         parts[-1] += f": too few distributions; try num_steps={4 * length}"

@@ -19,7 +19,7 @@ def as_data(data: PyTree | Data) -> Data:
     Missing entries are replaced by observed values of the same entry.
     """
     data = data if isinstance(data, Data) else Data(data)
-    x = jax.tree.map(as_array, data.x)
+    x = jax.tree.map(lambda leaf: as_array(_numeric(leaf)), data.x)
     rows = _count_rows(x)
     weights, mask = data.weights, data.mask
     if weights is not None:
@@ -83,6 +83,41 @@ def unique_rows(data: ArrayLike | Data) -> Data:
     return Data(as_array(unique), as_array(counts, jnp.result_type(float)))
 
 
+def _numeric(leaf):
+    """Return an array of real numbers; raise with a remedy for any other table."""
+    if isinstance(leaf, jax.Array):
+        kind = leaf.dtype.kind
+    elif type(leaf).__module__.partition(".")[0] == "scipy":
+        raise ValueError(
+            "data must be dense, got a scipy.sparse table; try x.toarray()"
+        )
+    else:
+        # Tables of other libraries, such as DataFrames.
+        leaf = np.asarray(leaf)
+        leaf = _from_objects(leaf) if leaf.dtype == object else leaf
+        kind = leaf.dtype.kind
+    if kind in "USTMmc":
+        names = {"c": "complex numbers", "M": "dates", "m": "times"}
+        raise ValueError(
+            f"data must be real numbers, got {names.get(kind, 'strings')}; convert or "
+            "leave out such columns"
+        )
+    return leaf
+
+
+def _from_objects(table):
+    values = table.ravel().tolist()
+    if any(isinstance(value, str) for value in values):
+        return table.astype(str)
+    try:
+        return table.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "data must be numbers, got objects that are not, such as missing values; "
+            "mark missing entries with Data(x, mask=)"
+        ) from error
+
+
 def _count_rows(x):
     leaves = jax.tree.leaves(x)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
@@ -114,6 +149,11 @@ def _checked_weights(weights, rows):
         raise ValueError(f"weights must not be negative, got {weights.min()}")
     if not holds(_is_any, weights):
         raise ValueError("weights must not all be zero")
+    if not holds(_has_finite_sum, weights):
+        raise ValueError(
+            f"weights must have a finite sum in {weights.dtype}, got weights up to "
+            f"{weights.max():.3g}; divide them by a constant"
+        )
     return weights
 
 
@@ -156,6 +196,11 @@ def _filled(x, mask):
 
 def _is_any(value):
     return value.any()
+
+
+def _has_finite_sum(value):
+    with np.errstate(over="ignore"):
+        return is_finite(value.sum())
 
 
 def _is_weight(value):

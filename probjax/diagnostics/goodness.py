@@ -334,7 +334,7 @@ def _validated(data, model):
     if isinstance(model, Data):
         model = _validated_states(model)
     else:
-        model = _validated_draws(model)
+        model = _validated_draws(model, _shapes(data.x, 1))
     # Data and states have one leading axis, draws have two.
     states = _shapes(*((model.x, 1) if isinstance(model, Data) else (model, 2)))
     if states != _shapes(data.x, 1):
@@ -356,8 +356,11 @@ def _validated_states(model):
     return model._replace(x=jax.tree.map(floating, model.x))
 
 
-def _validated_draws(model):
+def _validated_draws(model, shapes):
     model = jax.tree.map(floating, as_data(model).x)
+    if _shapes(model, 1) == shapes:
+        # Independent draws, such as those of `exact.sample`, are chains of one draw.
+        model = jax.tree.map(lambda leaf: leaf[:, None], model)
     if any(leaf.ndim < 2 or len(leaf) < 2 for leaf in jax.tree.leaves(model)):
         raise ValueError(
             "model must be draws (chain, draw, ...) of at least two chains, "

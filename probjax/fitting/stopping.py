@@ -110,9 +110,9 @@ class GradientNorm(StoppingRule):
 
     def __post_init__(self):
         has_value = self.tolerance is not None and is_concrete(self.tolerance)
-        if has_value and self.tolerance < 0:  # pyright: ignore
+        if has_value and not self.tolerance >= 0:  # pyright: ignore
             raise ValueError(
-                f"tolerance must not be negative, got {self.tolerance}; try 1e-5"
+                f"tolerance must be 0 or above, got {self.tolerance}; try 1e-5"
             )
 
     def ends_fit(self, progress: Progress, data: Data) -> Array:

@@ -129,6 +129,10 @@ def uncertainty(
     [1.0]
     """
     check_interface("objective", objective, Objective, "MPF(energy)")
+    if not isinstance(fitted, Fit):
+        raise ValueError(
+            f"fitted must be the result of fit(...), got {type(fitted).__name__}"
+        )
     if not objective.has_value:
         raise ValueError(
             "objective must have a loss value, whose curvature gives the error bars, "

@@ -67,7 +67,10 @@ class PersistentParticles(NamedTuple):
             f"effective after a round, effective age {float(self.age):.0f} moves"
         )
         if not ess > MIN_ESS_FRACTION * count:
-            text += "; parameters move too far in a round: try fewer steps_per_round"
+            text += (
+                "; parameters move too far in a round: try a smaller learning rate or "
+                "fewer steps_per_round"
+            )
         if accept < MIN_ACCEPTANCE:
             text += (
                 "; few proposals are accepted: try a smaller step_size or adapt=True"

@@ -17,7 +17,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.checks import holds
+from probjax.checks import holds, is_finite
 from probjax.interfaces import Penalty
 from probjax.recipe import recipe
 from probjax.types import Params, PyTree, Scalar
@@ -190,11 +190,11 @@ def _sparing(penalty, couplings):
 def _check(strength, weights):
     for name, values in (("strength", strength), ("weights", weights)):
         if not holds(_is_weight, values):
-            raise ValueError(f"{name} must not be negative, got {values}")
+            raise ValueError(f"{name} must be 0 or above and finite, got {values}")
 
 
 def _is_weight(value):
-    return value >= 0
+    return (value >= 0) & is_finite(value)
 
 
 def _per_group(leaf):

@@ -200,13 +200,16 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     platform unless the user has set another precision. Equal closures and optimizers,
     such as an optax optimizer that is built again, share compiled programs.
     """
-    names = list(inspect.signature(function).parameters)
+    signature = inspect.signature(function)
+    names = list(signature.parameters)
 
     def shared(name, value):
         return canonical(value) if name in _PROGRAM else value
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if names[0] == "key" and args and not isinstance(args[0], jax.Array):
+            _check_missing_key(function.__name__, signature, args, kwargs)
         # Surplus positional arguments are passed on, so that Python raises its error.
         firsts: Any = map(shared, names + [""] * len(args), args)
         others: Any = {name: shared(name, value) for name, value in kwargs.items()}
@@ -214,6 +217,17 @@ def driver(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             return on_mesh(function, *firsts, **others)
 
     return call
+
+
+def _check_missing_key(name, signature, args, kwargs):
+    """Raise if an argument is missing because the key was forgotten."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} requires a random key as its first argument, got "
+            f"{type(args[0]).__name__}; try {name}(jax.random.key(0), ...)"
+        ) from error
 
 
 def undifferentiable(

@@ -96,7 +96,7 @@ def test_callbacks_count_steps_over_all_rounds(key):
 
 
 def test_bad_rules_are_refused_in_a_sentence(key):
-    with pytest.raises(ValueError, match="tolerance must not be negative, got -1"):
+    with pytest.raises(ValueError, match="tolerance must be 0 or above, got -1"):
         GradientNorm(-1)
     with pytest.raises(ValueError, match="rules must hold at least one StoppingRule"):
         AnyOf(())

@@ -223,5 +223,5 @@ def test_weights_that_do_not_fit_are_refused(penalty):
         penalty(1.0, weights={"bias": 1.0}).value(params)
     with pytest.raises(ValueError, match=r"of shape \(3, 2\), got shape \(2,\)"):
         penalty(1.0, weights={"bias": 1.0, "matrix": np.ones(2)}).value(params)
-    with pytest.raises(ValueError, match="must not be negative, got -1.0"):
+    with pytest.raises(ValueError, match="must be 0 or above and finite, got -1.0"):
         penalty(-1)
