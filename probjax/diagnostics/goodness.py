@@ -31,7 +31,7 @@ from probjax.states import binary
 from probjax.trees import float_dtype, floating
 from probjax.types import Array, ArrayLike, Data, Float, PyTree, State
 
-CHUNK = 256
+CHUNK, NUM_BATCHES = 256, 20
 
 _product = partial(jnp.tensordot, axes=1, precision="highest")
 
@@ -92,8 +92,9 @@ def compare(
         model: draws `(chain, draw, ...)` of at least two chains, such as
             `sample(...).x`. Their error is estimated from the spread of the chains'
             means, so that draws of one chain need not be independent; a dozen chains
-            make it reliable. Or a `Data` of states with their probabilities as weights,
-            which has no error.
+            make it reliable. Draws without an axis of chains, such as those of
+            `exact.sample`, are cut into 20 batches in place of chains. Or a `Data` of
+            states with their probabilities as weights, which has no error.
 
     >>> rows = np.array([[0, 1], [1, 1], [1, 0], [1, 1]])
     >>> states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -359,14 +360,24 @@ def _validated_states(model):
 def _validated_draws(model, shapes):
     model = jax.tree.map(floating, as_data(model).x)
     if _shapes(model, 1) == shapes:
-        # Independent draws, such as those of `exact.sample`, are chains of one draw.
-        model = jax.tree.map(lambda leaf: leaf[:, None], model)
+        model = jax.tree.map(_in_batches, model)
     if any(leaf.ndim < 2 or len(leaf) < 2 for leaf in jax.tree.leaves(model)):
         raise ValueError(
             "model must be draws (chain, draw, ...) of at least two chains, "
             f"got shape {_shapes(model, 0)}"
         )
     return model
+
+
+def _in_batches(draws):
+    """Cut a single sequence of draws into batches, which are compared like chains.
+
+    For independent draws, such as those of `exact.sample`, the error is exact; for a
+    single chain it is that of batch means.
+    """
+    size = max(len(draws) // NUM_BATCHES, 1)
+    count = len(draws) // size
+    return draws[: count * size].reshape(count, size, *draws.shape[1:])
 
 
 def _shapes(tree, num_leading):

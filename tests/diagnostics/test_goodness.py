@@ -188,6 +188,16 @@ def test_rows_of_the_model_have_z_of_unit_variance():
 
 
 @pytest.mark.statistics
+def test_a_single_sequence_of_draws_is_cut_into_batches():
+    """Independent draws, such as those of `exact.sample`, need no chains."""
+    rows = drawn_from(2, TRUTH, 805)
+    found = compare(jnp.asarray, DATA, rows)
+    batches = rows[:800].reshape(20, 40, SIZE)
+    expected = compare(jnp.asarray, DATA, batches)
+    np.testing.assert_array_equal(found.z, expected.z)
+    assert np.abs(found.z).max() < 4
+
+
 def test_model_without_couplings_is_caught():
     """By every set, though it has the means of the units."""
     means = EXACT.weights @ STATES
@@ -252,7 +262,8 @@ def test_verdict_names_the_entry_that_differs_most():
         (EXACT, DRAWS, r"at least two rows, got [\d.]+; weights are counts"),
         (DATA, DRAWS[:1], r"at least two chains, got shape \(1, 300, 5\)"),
         (DATA, DRAWS[0, 0], r"at least two chains, got shape \(5,\)"),
-        (DATA, DRAWS[0], r"states like the data's, of shape \(5,\), got \(\)"),
+        (DATA, DRAWS[0, :1], r"at least two chains, got shape \(1, 1, 5\)"),
+        (DATA, DRAWS[..., :3], r"states like the data's, of shape \(5,\), got \(3,\)"),
         (DATA, DRAWS[..., 1:], r"of shape \(5,\), got \(4,\)"),
         (Data(DATA, mask=DATA > -1), DRAWS, "data must be complete"),
         (DATA, Data(DATA), "that sum to 1, got a sum of 0"),
