@@ -137,7 +137,7 @@ def quadratic(params, x):
 
 def discrete(key, params, x):
     base = bases.Bernoulli(4)
-    plan = {"sampler": HeatBath(), "num_particles": 8, "num_steps": 20}
+    plan = {"sampler": HeatBath(), "num_particles": 24, "num_steps": 20}
     annealed = ais(key, ising.energy, params, base, resample_below=0.5, **plan)
     return log_likelihood(ising.energy, params, x, annealed).value
 
