@@ -40,6 +40,8 @@ def bennett(
     (True, True)
     """
     count = min(NUM_BATCHES, len(forward), len(backward))
+    dtype = np.promote_types(forward.dtype, backward.dtype)
+    forward, backward = forward.astype(dtype), backward.astype(dtype)
     ones = [jnp.ones_like(side) for side in (forward, backward)]
     whole = _balance(forward, backward, *ones)
     if count < 2:
@@ -73,7 +75,7 @@ def _balance(forward, backward, forward_weights, backward_weights):
 
     finite = [jnp.where(jnp.isfinite(side), side, 0) for side in (forward, backward)]
     # At c beyond these ends, every term on one side of the equation is the larger.
-    reach = 2 * jnp.abs(ratio) + jnp.log(float(len(forward) + len(backward))) + 1
+    reach = 2 * jnp.abs(ratio) + float(np.log(len(forward) + len(backward))) + 1
     low = jnp.minimum(*(side.min() for side in finite)) - reach
     high = jnp.maximum(*(side.max() for side in finite)) + reach
     low, high = jax.lax.fori_loop(0, NUM_HALVINGS, halve, (low, high))

@@ -291,7 +291,9 @@ def _begin(annealing_run, key, rows, num_particles):
         return jax.vmap(lambda key: jax.random.split(key, num_particles))(both)
 
     # Keys depend on the index of the row, so that results do not depend on chunks.
-    start_keys, keys = jax.vmap(row_keys, out_axes=1)(rows).reshape(2, -1)
+    # A legacy key has an axis of two words.
+    both = jax.vmap(row_keys, out_axes=1)(rows)
+    start_keys, keys = both.reshape(2, -1, *key.shape)
     return keys, annealing_run.start(keys, annealing_run.bridge.draw(start_keys))
 
 

@@ -62,13 +62,18 @@ class Spread(NamedTuple):
     """Value of that average for n independent coordinates of unit variance."""
 
 
+def _cholesky(covariance):
+    # A function of this module can be pickled, unlike the one of jax.numpy.
+    return jnp.linalg.cholesky(covariance)
+
+
 def _outer(deviation):
     return jnp.outer(deviation, deviation)
 
 
 LENGTHS = Spread("lengths", jnp.square, jnp.sqrt, jnp.ones)
 """One length for each coordinate: its standard deviation."""
-MATRIX = Spread("matrix", _outer, jnp.linalg.cholesky, jnp.eye)
+MATRIX = Spread("matrix", _outer, _cholesky, jnp.eye)
 """A matrix A with AA' the covariance, for correlated coordinates."""
 
 

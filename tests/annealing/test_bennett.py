@@ -62,3 +62,11 @@ def test_dead_particles_count_as_weights_of_zero():
 def test_one_particle_has_no_error():
     _, stderr = jax.jit(bennett)(np.ones(1, np.float32), np.ones(9, np.float32))
     assert np.isnan(stderr)
+
+
+def test_runs_of_different_precision_are_combined(x64):
+    a, b = works(np.random.default_rng(0), 1.0, 60, 60)
+    single, _ = jax.jit(bennett)(a, b)
+    mixed, _ = jax.jit(bennett)(a.astype(float), b)
+    assert mixed.dtype == float
+    np.testing.assert_allclose(mixed, single, atol=1e-4)

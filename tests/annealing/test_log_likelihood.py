@@ -132,6 +132,14 @@ def test_without_a_basis_every_particle_has_the_closed_form(joint, base, key, x6
     assert found.stderr < 1e-6
 
 
+def test_legacy_keys_give_the_same_likelihood():
+    found = [
+        evaluate(key, linear.gaussian, PARAMS, Gaussian(4), X, num_steps=3)
+        for key in (jax.random.key(3), jax.random.PRNGKey(3))
+    ]
+    np.testing.assert_array_equal(found[0].per_row, found[1].per_row)
+
+
 def estimate(per_row, stderr, weights=None):
     """Of rows whose error is that of one log Z."""
     per_row, stderr = np.float32(per_row), np.float32(stderr)
