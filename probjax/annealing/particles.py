@@ -143,6 +143,8 @@ class AnnealingRun:
             state, info, increments = self.bridge.step(
                 keys, k, particles.state, sampler, here, there
             )
+            # States of float32 may have energies of float64.
+            increments = increments.astype(dtype)
             log_weight, compensation = _compensated_sum(
                 particles.log_weight, particles.compensation, increments
             )

@@ -162,6 +162,20 @@ def test_estimates_lie_inside_their_intervals_which_cover(variance):
     assert np.median(upper - lower) < 0.7 * variance + 0.5
 
 
+def test_single_precision_draws_of_a_double_precision_model(x64):
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, float), SPINS)
+    found = sandwich(
+        jax.random.key(0),
+        ising.energy,
+        params,
+        Bernoulli(4),
+        ROWS.astype(np.float32),
+        sampler=HeatBath(),
+        num_steps=20,
+    )
+    assert abs(found.log_z + log_probs_of(SPINS)[0]) < 0.3
+
+
 def test_bounds_that_contradict_each_other_have_no_value():
     forward, reverse = gaussian_works(np.random.default_rng(0), 5, 0.5)
     (log_z, lower, upper), _ = interval_of(forward + 3, reverse)
