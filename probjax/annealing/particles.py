@@ -12,6 +12,7 @@ standard error of an estimate is that of a mean over groups. (Errors from the ge
 of one large group were too small: the estimated variance could be negative.)
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -191,7 +192,7 @@ class AnnealingRun:
         def resample():
             offsets = random.uniform(key, (num_groups,), weights.dtype)
             counts = (size / total)[group] * weights  # expected number of copies
-            chosen = _systematic(offsets, counts, group, size)
+            chosen = _systematic(offsets, counts, size)
             chosen = jnp.where(is_due, chosen, jnp.arange(len(group)))
             log_mean = largest + jnp.log(total / size)
             return particles._replace(
@@ -213,21 +214,24 @@ def group_of(count: int) -> np.ndarray:
     return np.arange(count) * num_groups // count
 
 
-def _systematic(offsets, counts, group, size):
+def _systematic(offsets, counts, size):
     """Index of the particle that is copied to each place, within its group.
 
     Args:
         offsets: a uniform number for each group.
         counts: expected number of copies of each particle; the sum over a group is its
             size.
+        size: number of particles of each group; groups are contiguous.
     """
-    first = np.cumsum(size) - size
-    place = jnp.arange(len(group)) + offsets[group]
-    # A sum over each group alone, which rounding errors of other groups do not reach.
-    ends = jnp.cumsum(counts)
-    ends = ends - (ends - counts)[first][group] + first[group]
-    chosen = jnp.searchsorted(ends, place, side="right")
-    return jnp.clip(chosen, first[group], (first + size - 1)[group])
+    first, place = np.cumsum(size) - size, np.arange(size.max())
+    index = first[:, None] + np.minimum(place, size[:, None] - 1)
+    is_used = place < size[:, None]
+    # Sums over one group each, because a sum over all particles would lose digits.
+    ends = jnp.cumsum(jnp.where(is_used, counts[index], 0), axis=1)
+    levels = place[None].astype(counts.dtype) + offsets[:, None]
+    chosen = jax.vmap(partial(jnp.searchsorted, side="right"))(ends, levels)
+    chosen = first[:, None] + jnp.minimum(chosen, size[:, None] - 1)
+    return chosen[np.nonzero(is_used)]
 
 
 def draw_particles(bridge: Bridge, keys: PRNGKeyArray) -> State:

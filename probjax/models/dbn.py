@@ -190,8 +190,7 @@ def sample(
         x: visible states with a leading axis of chains, such as rows of data. Hidden
             layers are drawn upwards from them, up to the visible units of the top
             machine, at which its chains start.
-        num_draws: number of states to store from each chain. This and the next three
-            arguments are those of `probjax.sample`, for chains of the top machine.
+        num_draws: number of states to store from each chain of the top machine.
         num_warmup: number of steps before the first draw.
         thin: number of steps from one draw to the next.
         watch: callback and checkpoint.

@@ -249,13 +249,24 @@ def assert_mean_is_below(bounds, stderr, truth):
     np.testing.assert_allclose(bounds.std(), claimed, rtol=0.15)
 
 
+def test_many_particles_are_resampled_without_loss_of_digits():
+    """With equal weights every particle has one copy: a long sum would round this."""
+    size = np.bincount(group_of(2_000_003))
+    chosen = jax.jit(lambda u, counts: _systematic(u, counts, size))
+    found = chosen(np.full(20, 0.5, np.float32), np.ones(size.sum(), np.float32))
+    np.testing.assert_array_equal(found, np.arange(size.sum()))
+    uneven = np.tile(np.float32([0.25, 1.75]), size.sum() // 2 + 1)[: size.sum()]
+    copies = np.bincount(chosen(np.full(20, 0.5, np.float32), uneven))
+    assert np.abs(copies - uneven[: len(copies)]).max() < 1.05
+
+
 def test_particles_are_resampled_within_their_group():
     """Copies come from the group, in proportion to the weights, and groups decide."""
     group = group_of(22)
     assert np.bincount(group).tolist() == [6, 5, 6, 5]
     counts = np.array([3, 0, 0, 2.5, 0.25, 0.25] + [1] * 5 + [6, 0, 0, 0, 0, 0])
     counts = np.append(counts, [0, 0, 0, 0, 5]).astype(np.float32)
-    chosen = jax.jit(lambda u: _systematic(u, counts, group, np.bincount(group)))
+    chosen = jax.jit(lambda u: _systematic(u, counts, np.bincount(group)))
     assert chosen(np.full(4, 0.5, np.float32)).tolist() == [
         *(0, 0, 0, 3, 3, 4),
         *(6, 7, 8, 9, 10),
