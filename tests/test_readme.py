@@ -33,7 +33,7 @@ def test_every_code_block_of_the_readme_runs(printed, tmp_path):
     plain, natural = numbers(steps)
     assert natural < plain / 2
     assert re.match(r"\d of 120 entries differ by more than 3 standard err", triples)
-    _, _, lower, upper = numbers(likelihood)
+    _, _, _, lower, upper = numbers(likelihood)
     assert lower < float(summed) < upper
     # The truth comes to -4.486 nats, independent units to -6.125.
     assert -4.50 < float(summed) < -4.48
