@@ -7,8 +7,8 @@ that they need not be copied to the host. Traced values are not checked.
 
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,20 @@ def holds(test: Callable[..., Any], tree: PyTree, *bounds: ArrayLike) -> bool:
 def eager_evaluation() -> AbstractContextManager:
     """Context in which concrete values are computed even while code is traced."""
     return jax.ensure_compile_time_eval() if is_tracing() else nullcontext()
+
+
+@contextmanager
+def nan_means_unknown() -> Iterator[None]:
+    """Context or decorator for results in which NaN stands for an unknown number.
+
+    The setting `jax_debug_nans` would raise an error there.
+
+    >>> with jax.debug_nans(True), nan_means_unknown():
+    ...     float(jnp.full((), jnp.nan))
+    nan
+    """
+    with jax.debug_nans(False) if jax.config.jax_debug_nans else nullcontext():
+        yield
 
 
 @partial(jax.jit, static_argnums=0)

@@ -199,6 +199,7 @@ class Conditioned:
 
 def check_energy(energy: Energy, params: Params, rows: State) -> None:
     """Raise if `energy` does not return a scalar for one of `rows`."""
+    check_precision(params)
 
     def one(leaf):
         is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -224,6 +225,17 @@ def check_energy(energy: Energy, params: Params, rows: State) -> None:
         raise ValueError(f"energy must return a scalar, got {value}")
     if leaves[0].shape != ():
         raise ValueError(f"energy must return a scalar, got shape {leaves[0].shape}")
+
+
+def check_precision(params: Params) -> None:
+    """Raise if a parameter has fewer than 32 bits, for states would be rounded too."""
+    for leaf in jax.tree.leaves(params):
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+            raise ValueError(
+                f"params must be float32 or float64, got {dtype}; try "
+                "jax.tree.map(jnp.float32, params)"
+            )
 
 
 def _accepts_columns(energy, params, rows):

@@ -6,6 +6,7 @@ Every message is one of ours: it names the argument and what to do.
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -33,7 +34,12 @@ from probjax import (
     sandwich,
     uncertainty,
 )
-from probjax.fitting import GradientNorm, cross_validate, fit_path
+from probjax.fitting import (
+    ConvergenceWarning,
+    GradientNorm,
+    cross_validate,
+    fit_path,
+)
 
 KEY = jax.random.key(0)
 BITS = np.random.default_rng(0).binomial(1, 0.4, (20, 4)).astype(np.float32)
@@ -87,6 +93,21 @@ def test_bad_tables_are_refused_by_every_driver_of_data(table, driver):
 chains = partial(sample, KEY, ising.energy, PARAMS)
 anneal = partial(ais, KEY, ising.energy, PARAMS, pilot=None)
 both = partial(sandwich, KEY, ising.energy, PARAMS, sampler=HeatBath(), num_steps=4)
+FEW = dict(num_particles=4, num_steps=4)
+
+
+def in_dtype(dtype):
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), PARAMS)
+
+
+def network(scale, x):
+    return scale * jnp.sum(jnp.tanh(x))
+
+
+def rotor(scale, x):
+    return scale * jnp.sum(jnp.cos(x))
+
+
 OTHERS = {
     "fit without a key": (
         lambda: fit(OBJECTIVE, PARAMS, BITS),
@@ -128,6 +149,33 @@ OTHERS = {
         lambda: fit(KEY, OBJECTIVE, [1, 2], BITS),
         "params must be floating",
     ),
+    "parameters of 16 bits": (
+        lambda: fit(KEY, OBJECTIVE, in_dtype(jnp.bfloat16), BITS),
+        "params must be float32 or float64, got bfloat16",
+    ),
+    "a model of 16 bits": (
+        lambda: sample(
+            KEY,
+            ising.energy,
+            in_dtype(jnp.float16),
+            BITS,
+            sampler=HeatBath(),
+            num_draws=2,
+        ),
+        "params must be float32 or float64, got float16",
+    ),
+    "statistics of batches": (
+        lambda: fit(KEY, OBJECTIVE, {"params": PARAMS, "batch_stats": PARAMS}, BITS),
+        "params must hold only what is fitted, got the collection batch_stats",
+    ),
+    "an energy without walls": (
+        lambda: ais(KEY, network, 1.0, Gaussian(3), sampler=HMC(0.1), **FEW),
+        "weights would grow without bound; try adding a term that confines x",
+    ),
+    "angles on the line": (
+        lambda: ais(KEY, rotor, 1.0, Gaussian(3), sampler=HMC(0.1), **FEW),
+        "in 10 of 10 random directions it does not",
+    ),
     "a class as sampler": (
         lambda: chains(BITS, sampler=HeatBath, num_draws=2),
         "sampler must inherit",
@@ -143,6 +191,17 @@ OTHERS = {
     "HMC on integers": (
         lambda: chains(BITS.astype(int), sampler=HMC(0.1), num_draws=2),
         "HMC requires continuous states",
+    ),
+    "labels beside real numbers": (
+        lambda: sample(
+            KEY,
+            lambda params, x: params * jnp.sum(x["image"] ** 2) * x["label"],
+            1.0,
+            {"image": BITS, "label": np.arange(len(BITS))},
+            sampler=HMC(0.1),
+            num_draws=2,
+        ),
+        "HMC requires continuous states, got x of int32",
     ),
     "clusters of a Potts model": (
         lambda: sample(
@@ -214,3 +273,23 @@ def test_tables_of_numbers_are_accepted_in_any_form(kind):
 def test_one_particle_has_no_error():
     found = anneal(Bernoulli(4), sampler=HeatBath(), num_particles=1, num_steps=4)
     assert "one particle has no standard error" in found.describe()
+
+
+def test_parameters_of_two_dtypes_are_refused(x64):
+    mixed = ising.Params(jnp.zeros(4, jnp.float64), PARAMS.coupling)
+    with pytest.raises(ValueError, match="one dtype, got float32 and float64"):
+        fit(KEY, OBJECTIVE, mixed, BITS)
+
+
+def test_a_loss_that_rises_is_reported():
+    with pytest.warns(ConvergenceWarning, match="loss rose from .* too long"):
+        fit(KEY, OBJECTIVE, PARAMS, BITS, optimizer=optax.sgd(1e3), steps_per_round=20)
+
+
+@pytest.mark.parametrize("power", [1, 2, 4])
+def test_energies_that_grow_are_annealed(power):
+    def energy(scale, x):
+        return scale * jnp.sum(jnp.abs(x) ** power)
+
+    found = ais(KEY, energy, 0.01, Gaussian(3), sampler=HMC(0.1), **FEW)
+    assert np.isfinite(found.log_z)

@@ -41,7 +41,7 @@ from probjax.annealing.estimate import Annealed
 from probjax.annealing.paths import Geometric, Path
 from probjax.annealing.pilot import Pilot
 from probjax.bases.checks import check_states
-from probjax.checks import check_key, holds, is_finite
+from probjax.checks import check_key, holds, is_finite, nan_means_unknown
 from probjax.data.rows import as_data, num_rows
 from probjax.interfaces import Base, Sampler
 from probjax.runs.driver import Watch, driver, run, run_in_turn, undifferentiable
@@ -112,6 +112,7 @@ class Bracket(NamedTuple):
         return "; ".join(parts)
 
 
+@nan_means_unknown()
 @jax.jit
 def _quarter(lower, upper):
     return jnp.where(upper >= lower, (upper - lower) / 4, jnp.nan)
@@ -239,6 +240,7 @@ def sandwich(
     return _bracket(forward, reverse)
 
 
+@nan_means_unknown()
 def _bracket(forward, reverse):
     # Fields that the interval does not depend on are left out of the program.
     unused = dict(x=(), schedule=(), particles=())

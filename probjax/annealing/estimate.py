@@ -22,6 +22,7 @@ from jax.scipy.special import logsumexp
 
 from probjax.annealing.particles import NUM_BINS, AnnealingRun, Particles, group_of
 from probjax.annealing.schedule import Schedule
+from probjax.checks import nan_means_unknown
 from probjax.types import Array, Float, Scalar, State
 
 
@@ -110,6 +111,7 @@ def _mean_stderr(values, by_groups):
     )
 
 
+@nan_means_unknown()
 def summarise(annealing_run: AnnealingRun, particles: Particles) -> Annealed:
     """Return the estimate from the particles of a run, finished or not."""
     numbers = _summarise(annealing_run, particles)
@@ -138,7 +140,7 @@ def _summarise(annealing_run, particles):
     log_mean, stderr, ess = estimate(
         log_weights, particles.ancestor, particles.num_resampled
     )
-    counts = _moves_per_bin(length, particles.step)
+    counts = _moves_per_bin(length, particles.step).astype(particles.accept.dtype)
     return {
         "log_z": sign * log_mean,
         "stderr": stderr,

@@ -27,7 +27,7 @@ import numpy as np
 
 from probjax.annealing.bounds import MIN_EFFECTIVE, Bracket
 from probjax.annealing.estimate import Annealed
-from probjax.checks import is_concrete
+from probjax.checks import is_concrete, nan_means_unknown
 from probjax.data.rows import as_data, refuse_mask
 from probjax.devices import on_host
 from probjax.runs.driver import driver
@@ -150,9 +150,10 @@ def log_likelihood(
         _check_finished(run)
     stderr = annealed.stderr
     ends = (annealed.upper, annealed.lower) if two_sided else (np.nan, np.nan)
-    per_row, numbers = _given_log_z(
-        energy, params, data, annealed.log_z, ends, [run.ess for run in runs]
-    )
+    with nan_means_unknown():
+        per_row, numbers = _given_log_z(
+            energy, params, data, annealed.log_z, ends, [run.ess for run in runs]
+        )
     value, lower, upper, ess, row_stderr = numbers
     return Estimate(
         value, stderr, lower, upper, per_row, data.weights, stderr, ess, row_stderr
@@ -169,6 +170,7 @@ def _given_log_z(energy, params, data, log_z, ends, ess):
     return minus_energy - log_z, numbers
 
 
+@nan_means_unknown()
 def compare(first: Estimate, second: Estimate) -> Estimate:
     """Estimate the mean difference of log p(x) between two models, row by row.
 
@@ -220,6 +222,7 @@ def compare(first: Estimate, second: Estimate) -> Estimate:
     )
 
 
+@nan_means_unknown()
 def stderr_over_rows(
     values: Float[Array, " row"], weights: Float[Array, " row"] | None
 ) -> Scalar:

@@ -27,7 +27,7 @@ from probjax.annealing.paths import Geometric
 from probjax.annealing.pilot import Pilot, make_schedule
 from probjax.annealing.schedule import Schedule, check_schedule
 from probjax.bases.checks import check_target
-from probjax.checks import check_count, check_key
+from probjax.checks import check_count, check_key, nan_means_unknown
 from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
@@ -152,6 +152,7 @@ def marginal_log_likelihood(
     return run("marginal_log_likelihood", arguments, job, watch)
 
 
+@nan_means_unknown()
 def _estimate(results, weights):
     value = jnp.average(results.log_z, weights=weights)
     errors = normalised_weights(weights, len(results.log_z)) * results.stderr

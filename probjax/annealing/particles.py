@@ -178,8 +178,9 @@ class AnnealingRun:
 
     def _resample_if_few(self, key, particles):
         group = group_of(len(particles.log_weight))
-        num_groups, size = group[-1] + 1, np.bincount(group)
+        num_groups, sizes = group[-1] + 1, np.bincount(group)
         log_weight = particles.log_weight + particles.compensation
+        size = sizes.astype(log_weight.dtype)
         largest = jax.ops.segment_max(log_weight, group, num_groups)
         has_weight = jnp.isfinite(largest)
         weights = jnp.exp(log_weight - jnp.where(has_weight, largest, 0)[group])
@@ -192,7 +193,7 @@ class AnnealingRun:
         def resample():
             offsets = random.uniform(key, (num_groups,), weights.dtype)
             counts = (size / total)[group] * weights  # expected number of copies
-            chosen = _systematic(offsets, counts, size)
+            chosen = _systematic(offsets, counts, sizes)
             chosen = jnp.where(is_due, chosen, jnp.arange(len(group)))
             log_mean = largest + jnp.log(total / size)
             return particles._replace(
@@ -214,23 +215,23 @@ def group_of(count: int) -> np.ndarray:
     return np.arange(count) * num_groups // count
 
 
-def _systematic(offsets, counts, size):
+def _systematic(offsets, counts, sizes):
     """Index of the particle that is copied to each place, within its group.
 
     Args:
         offsets: a uniform number for each group.
         counts: expected number of copies of each particle; the sum over a group is its
             size.
-        size: number of particles of each group; groups are contiguous.
+        sizes: number of particles of each group; groups are contiguous.
     """
-    first, place = np.cumsum(size) - size, np.arange(size.max())
-    index = first[:, None] + np.minimum(place, size[:, None] - 1)
-    is_used = place < size[:, None]
+    first, place = np.cumsum(sizes) - sizes, np.arange(sizes.max())
+    index = first[:, None] + np.minimum(place, sizes[:, None] - 1)
+    is_used = place < sizes[:, None]
     # Sums over one group each, because a sum over all particles would lose digits.
     ends = jnp.cumsum(jnp.where(is_used, counts[index], 0), axis=1)
     levels = place[None].astype(counts.dtype) + offsets[:, None]
     chosen = jax.vmap(partial(jnp.searchsorted, side="right"))(ends, levels)
-    chosen = first[:, None] + jnp.minimum(chosen, size[:, None] - 1)
+    chosen = first[:, None] + jnp.minimum(chosen, sizes[:, None] - 1)
     return chosen[np.nonzero(is_used)]
 
 

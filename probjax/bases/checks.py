@@ -6,11 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import check_interface
+from probjax.checks import check_interface, eager_evaluation, is_concrete
 from probjax.interfaces import Base, Sampler
 from probjax.potential import Potential, check_energy, check_normalisable, potential
+from probjax.states import num_sites
 from probjax.trees import float_dtype
 from probjax.types import Energy, Params, PRNGKeyArray, State
+
+NUM_RAYS = 10
+# Distances, relative to draws of the base, between which an energy must grow.
+RAY_ENDS = 1e2, 1e6
 
 
 def check_target(
@@ -24,8 +29,38 @@ def check_target(
         raise ValueError(_mismatch(base, sampler))
     draws = jax.eval_shape(_draw_few, base, key)
     check_energy(energy, params, jax.eval_shape(partial(check_states, sampler), draws))
+    if base.domain == "reals" and is_concrete((key, params, base)):
+        with eager_evaluation():
+            _check_growth(key, energy, params, base)
     if sampler.domain == "any" and base.domain in ("bits", "letters"):
         _check_moves(key, base, sampler)
+
+
+def _check_growth(key, energy, params, base):
+    """Raise if the energy grows too slowly, far from the origin, to be normalised."""
+    num_bounded = int(jnp.sum(_grows_slowly(energy, params, base, key)))
+    if num_bounded:
+        raise ValueError(
+            "the model has no partition function: far from the origin the energy must "
+            "grow faster than log |x| for each dimension of x, and in "
+            f"{num_bounded} of {NUM_RAYS} random directions it does not, so that "
+            "weights would grow without bound; try adding a term that confines x, such "
+            "as 0.01 * jnp.sum(x**2)"
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _grows_slowly(energy, params, base, key):
+    """Whether exp(-energy) has an infinite integral along each of some rays."""
+    near, far = RAY_ENDS
+    draws = _draw_few(base, key)
+    least = num_sites(draws) * float(np.log(far / near))
+
+    def energy_at(distance, x):
+        return energy(params, jax.tree.map(lambda leaf: distance * leaf, x))
+
+    # NaN, from energies that overflow, counts as growth.
+    return jax.vmap(lambda x: energy_at(far, x) - energy_at(near, x) <= least)(draws)
 
 
 def check_states(sampler: Sampler, x: State) -> State:
@@ -91,4 +126,4 @@ def _move(sampler, model, key, draws):
 
 @jax.jit
 def _draw_few(base, key):
-    return jax.vmap(base.sample)(jax.random.split(key, 10))
+    return jax.vmap(base.sample)(jax.random.split(key, NUM_RAYS))

@@ -6,6 +6,7 @@ and defaults that depend on the data are filled in.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import warn_of_unbounded
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
+from probjax.potential import check_precision
 from probjax.trees import cast_floats, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree
 
@@ -111,8 +113,26 @@ def _check_params(params):
                 f"params must be floating, got {jnp.result_type(leaf)}; try "
                 "jax.tree.map(jnp.float32, params)"
             )
+    check_precision(params)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params) if _has_dtype(leaf)}
+    if len(dtypes) > 1:
+        names = " and ".join(sorted(map(str, dtypes)))
+        raise ValueError(
+            f"params must have one dtype, got {names}; try "
+            "jax.tree.map(jnp.float32, params)"
+        )
+    if isinstance(params, Mapping) and "batch_stats" in params:
+        raise ValueError(
+            "params must hold only what is fitted, got the collection batch_stats of "
+            "Flax too; try params=variables['params'], and an energy that contains the "
+            "other collections"
+        )
     if not holds(is_finite, params):
         raise ValueError("params must be finite, got NaN or infinity")
+
+
+def _has_dtype(leaf):
+    return isinstance(leaf, jax.Array) and not leaf.weak_type
 
 
 def _check_chart(chart, params):

@@ -71,7 +71,8 @@ def fit(
     By default L-BFGS descends until `stop` is met, and restarts in every round. A fit
     of one round that ends earlier issues a `ConvergenceWarning`. If the data do not
     determine all parameters of a built-in model, it issues an `UnboundedWarning`. Any
-    fit warns if the final loss is not finite.
+    fit warns if the final loss is not finite, and one with an `optimizer` if its loss
+    rises.
 
     Args:
         data: rows in memory; or a `Data` of rows with weights or with a mask of
@@ -106,7 +107,7 @@ def fit(
 
     Returns:
         A `Fit`. `losses` has one entry per step taken; inside `jit` or `vmap`, one per
-        step allowed, NaN for steps that were not taken.
+        step allowed, infinite for steps that were not taken.
 
     >>> import jax.numpy as jnp
     >>> from probjax import ScoreMatching
@@ -210,8 +211,9 @@ def _finish(plan, must_converge, state, stopped):
     """Return the result of a fit, with a warning if it ended too early."""
     run = state.run
     ended_as_meant = bool(run.met) or stopped or not must_converge
-    warn_of_early_end(plan, run, ended_as_meant=ended_as_meant)
-    return fit_of(run, jax.device_put(state.losses[: int(run.step)]))
+    losses = state.losses[: int(run.step)]
+    warn_of_early_end(plan, run, losses, ended_as_meant=ended_as_meant)
+    return fit_of(run, jax.device_put(losses))
 
 
 def _traced_job(plan, key, params, data):

@@ -10,17 +10,19 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax import random
-from probjax.checks import check_count
+from probjax.checks import check_count, is_concrete, warn
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import fit
-from probjax.fitting.result import Fit
-from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.fitting.result import ConvergenceWarning, Fit
+from probjax.fitting.stopping import GradientNorm, StoppingRule, rule_for_strength
 from probjax.interfaces import Penalty
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
+from probjax.objectives.penalty import L1, GroupL1
 from probjax.potential import potential
 from probjax.states import num_sites
 from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree
@@ -35,7 +37,7 @@ def fit_nodes(
     *,
     penalty: Penalty | None = None,
     steps_per_round: int = 2000,
-    stop: StoppingRule = GradientNorm(),
+    stop: StoppingRule | None = None,
     num_rounds: int = 20,
 ) -> Fit:
     """Fit the loss of every unit separately.
@@ -44,7 +46,10 @@ def fit_nodes(
         make: objective of one unit, `make(energy, unit)`: `RISE`, `LogRISE` or
             `NodeLikelihood`.
         params: initial parameters of each fit.
-        penalty: as for `fit`, and so are `steps_per_round` and `stop`.
+        penalty: as for `fit`.
+        steps_per_round: as for `fit`.
+        stop: as for `fit`. If None, `GradientNorm`, and with `L1` or `GroupL1` as for
+            `fit_path`.
         num_rounds: number of times that missing entries are imputed, at least 2. The
             entries of a unit are drawn from the conditional distribution that its own
             fit has found; see `probjax.objectives.missing`. Ignored if nothing is
@@ -52,7 +57,8 @@ def fit_nodes(
 
     Returns:
         A `Fit` whose leaves have a leading axis of units. For each unit, only the
-        parameters on which its loss depends are meaningful.
+        parameters on which its loss depends are meaningful. A `ConvergenceWarning`
+        names the units whose fits have not converged.
 
     >>> from probjax import exact, ising
     >>> from probjax.objectives import LogRISE
@@ -66,6 +72,10 @@ def fit_nodes(
     data = as_data(data)
     # Check the data here, because under vmap their values cannot be read.
     data = make(energy, jnp.asarray(0)).prepare(params, data)
+    if stop is None and isinstance(penalty, L1 | GroupL1):
+        stop = rule_for_strength(params, penalty.strength)
+    elif stop is None:
+        stop = GradientNorm()
 
     def fit_one(node, start, x, weights):
         return fit(
@@ -81,7 +91,7 @@ def fit_nodes(
     units = jnp.arange(num_sites(data.x))
     if data.mask is None:
         fit_all = jax.vmap(fit_one, (0, None, None, None))
-        return fit_all(units, params, data.x, data.weights)
+        return _with_warning(fit_all(units, params, data.x, data.weights))
     check_count("num_rounds", num_rounds, least=2)
     # For each unit, only rows in which it was observed have weight.
     row_weights = jnp.ones(num_rows(data)) if data.weights is None else data.weights
@@ -96,6 +106,21 @@ def fit_nodes(
         round_key = jax.random.fold_in(sweep_key, number)
         x = _impute(round_key, energy, found.params, x, observed)
         found = fit_all(units, found.params, x, weights)
+    return _with_warning(found)
+
+
+def _with_warning(found):
+    if not is_concrete(found.converged) or np.all(found.converged):
+        return found
+    failed = np.flatnonzero(~np.asarray(found.converged))
+    shown = ", ".join(map(str, failed[:10])) + (", ..." if len(failed) > 10 else "")
+    worst = np.max(np.asarray(found.gradient_norm)[failed])
+    warn(
+        f"the fits of {len(failed)} of {len(found.converged)} units have not converged "
+        f"(units {shown}; largest gradient norm {worst:.2g}); try more steps_per_round, "
+        "float64, or a stronger penalty",
+        ConvergenceWarning,
+    )
     return found
 
 

@@ -20,15 +20,13 @@ import optax
 from probjax.checks import check_count, check_interface, holds, namespace
 from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting.fit import fit
-from probjax.fitting.stopping import GradientNorm, StoppingRule, default_tolerance
+from probjax.fitting.stopping import StoppingRule, rule_for_strength
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.trees import float_dtype
 from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 # An optimizer that evaluates the gradient and does not move.
 _NO_UPDATE = optax.sgd(0.0)
-# Default tolerance of each fit, relative to the strength of its penalty.
-_TOLERANCE_PER_STRENGTH = 0.1
 # The first strength exceeds the one at which all parameters vanish by this factor,
 # because the gradient is known only up to tolerance and rounding.
 _FIRST_FACTOR = 1.001
@@ -128,7 +126,7 @@ def fit_path(
             penalty=penalty.with_strength(strength),
             chart=chart,
             steps_per_round=steps_per_round,
-            stop=_default_rule(start, strength) if stop is None else stop,
+            stop=rule_for_strength(start, strength) if stop is None else stop,
             chunk_size=chunk_size,
         )
 
@@ -182,13 +180,6 @@ def _check(penalty, strengths, num_strengths, smallest):
     check_count("num_strengths", num_strengths)
     if not 0 < smallest < 1:
         raise ValueError(f"smallest must be between 0 and 1, got {smallest}; try 1e-3")
-
-
-def _default_rule(params, strength):
-    tolerance = _TOLERANCE_PER_STRENGTH * strength
-    return GradientNorm(
-        jnp.minimum(default_tolerance(params), tolerance)  # pyright: ignore
-    )
 
 
 def _first_strength(penalty, gradient):

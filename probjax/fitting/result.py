@@ -109,10 +109,13 @@ def warn_of_unbounded(objective: Objective, params: Params, data: Data) -> None:
         warn(f"{problem}; try a penalty such as penalty=L2(1e-4)", UnboundedWarning)
 
 
-def warn_of_early_end(plan: RoundsPlan, run: Run, *, ended_as_meant: bool) -> None:
-    """Warn if the final loss is not finite, or if a fit of one round fell short.
+def warn_of_early_end(
+    plan: RoundsPlan, run: Run, losses: np.ndarray, *, ended_as_meant: bool
+) -> None:
+    """Warn if the loss is not finite or rises, or if a fit of one round fell short.
 
     Args:
+        losses: loss at each step.
         ended_as_meant: whether the fit met its stopping rule, was stopped by a
             callback, or need not converge.
     """
@@ -128,6 +131,23 @@ def warn_of_early_end(plan: RoundsPlan, run: Run, *, ended_as_meant: bool) -> No
         )
     elif must_converge and not ended_as_meant:
         warn(_shortfall(plan, run), ConvergenceWarning)
+    elif plan.optimizer is not None and plan.objective.has_value and _rises(losses):
+        warn(
+            f"the loss rose from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} "
+            "steps: the steps are too long; try a smaller learning rate, or for "
+            "natural_gradient more damping",
+            ConvergenceWarning,
+        )
+
+
+def _rises(losses):
+    """Whether the loss rises by more than it ever fell, and by more than its noise."""
+    part = len(losses) // 10
+    if not part:
+        return False
+    highest = losses[:part].max()
+    fall = highest - losses.min()
+    return losses[-part:].mean() - highest > fall + 1e-3 * abs(highest)
 
 
 def _shortfall(plan, run):

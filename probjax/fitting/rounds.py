@@ -170,7 +170,7 @@ def start(
         params=params,
         context=_distributed(plan.objective.init(init_key, params, data)),
         batches=batches,
-        losses=jnp.full(max_steps, jnp.nan, dtype),
+        losses=jnp.full(max_steps, jnp.inf, dtype),
         first=zero,
         round=zero - 1,
         step=zero,

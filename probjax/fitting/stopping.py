@@ -24,6 +24,7 @@ from probjax.trees import float_dtype
 from probjax.types import Array, Data, Params, PyTree, Scalar
 
 _TOLERANCE_32, _TOLERANCE_64 = 1e-5, 1e-8
+_TOLERANCE_PER_STRENGTH = 0.1
 
 
 class Progress(NamedTuple):
@@ -183,3 +184,20 @@ def _any(values):
 def default_tolerance(params: Params) -> float:
     """Return the default tolerance of `GradientNorm` for the dtype of `params`."""
     return _TOLERANCE_64 if float_dtype(params) == jnp.float64 else _TOLERANCE_32
+
+
+def rule_for_strength(params: Params, strength: Scalar | float) -> GradientNorm:
+    """Return the rule for a penalty that sets parameters to zero.
+
+    A parameter becomes nonzero when its gradient exceeds the strength of the penalty,
+    which must not be hidden by the tolerance: it is a tenth of the strength or the
+    default, whichever is smaller.
+
+    >>> rule = rule_for_strength(jnp.zeros(2), 2e-5)
+    >>> round(float(rule.tolerance) * 1e6, 3)
+    2.0
+    """
+    tolerance = _TOLERANCE_PER_STRENGTH * strength
+    return GradientNorm(
+        jnp.minimum(default_tolerance(params), tolerance)  # pyright: ignore
+    )

@@ -284,7 +284,7 @@ def log_likelihood_bound(
         value=first.value + gain,
         stderr=jnp.hypot(first.stderr, error),
         lower=first.lower + gain - 2 * error,
-        upper=jnp.full_like(first.value, jnp.nan),
+        upper=float("nan"),
         per_row=first.per_row + gains,
     )
 

@@ -30,7 +30,7 @@ _SHIFT_ROUNDING_UNITS = 10
 
 
 class Report(NamedTuple):
-    """Rank and condition number of an inverted metric; NaN if unknown.
+    """Rank and condition number of an inverted metric; 0 if unknown.
 
     >>> from probjax.natural import Dense, Ridge
     >>> from probjax.natural.operators import RowTable
@@ -55,10 +55,10 @@ class Factor(abc.ABC):
     ...     def damped(self, tree):
     ...         return jax.tree.map(jnp.zeros_like, tree)
     >>> Identity().solve(jnp.ones(2)).tolist(), Identity().report.rank
-    ([1.0, 1.0], nan)
+    ([1.0, 1.0], 0.0)
     """
 
-    report: Report = Report(float("nan"), float("nan"))
+    report: Report = Report(0.0, 0.0)
 
     @abc.abstractmethod
     def solve(self, tree: PyTree) -> PyTree:
@@ -232,7 +232,7 @@ def report_of(values: Array, inverse: Array) -> Report:
     used = (inverse > 0) & (values > eigenvalue_rounding(values))
     least = jnp.where(used, inverse, jnp.inf).min()
     most = jnp.where(used, inverse, 0).max()
-    condition = jnp.where(used.any(), most / least, jnp.nan)
+    condition = jnp.where(used.any(), most / least, 0)
     return Report(used.sum().astype(values.dtype), condition)
 
 

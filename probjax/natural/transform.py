@@ -150,7 +150,7 @@ def natural_gradient(
         return solve.factor(linear, params, current)
 
     def init(params):
-        unknown = jnp.full((), jnp.nan, float_dtype(params))
+        unknown = jnp.zeros((), float_dtype(params))
         return NaturalState(
             jnp.zeros((), int),
             _template(solve, regulariser, params, num_rows) if every > 1 else None,

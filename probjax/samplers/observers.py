@@ -110,15 +110,20 @@ class Average(Observer):
 
     def _updated(self, accumulator, index, x, info):
         mean, squares, mean_info = accumulator
-        values, count = self._values(x), index + 1
+        values = self._values(x)
         # Welford's update: a sum of plain squares would lose digits if the values are
         # far from zero.
         change = jax.tree.map(jnp.subtract, values, mean)
-        mean = jax.tree.map(lambda m, c: m + c / count, mean, change)
+
+        def approached(old, change):
+            return old + change / (index + 1).astype(change.dtype)
+
+        mean = jax.tree.map(approached, mean, change)
         squares = jax.tree.map(
             lambda s, c, v, m: s + c * (v - m), squares, change, values, mean
         )
-        mean_info = jax.tree.map(lambda i, n: i + (n - i) / count, mean_info, info)
+        difference = jax.tree.map(jnp.subtract, info, mean_info)
+        mean_info = jax.tree.map(approached, mean_info, difference)
         return Averaged(mean, squares, mean_info)
 
     def _values(self, x):

@@ -336,9 +336,9 @@ def _means(now):
     """Combine the moments of all chains."""
 
     def of_leaf(mean, squares):
-        overall = mean.mean(0)
+        overall, count = mean.mean(0), now.made.astype(mean.dtype)
         stderr = mean.std(0, ddof=1) / jnp.sqrt(len(mean))
-        return overall, stderr, squares.mean(0) / now.made + mean.var(0)
+        return overall, stderr, squares.mean(0) / count + mean.var(0)
 
     running = Running(now.made, *now.accumulator)
     structure = jax.tree.structure(running.mean)

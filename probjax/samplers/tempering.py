@@ -128,7 +128,7 @@ def swap_chances(
 
 def tried_pairs(num_rungs: int, odd: Bool[Array, ""]) -> Bool[Array, " pair"]:
     """Whether an odd or an even step tries each of the pairs (0, 1), (1, 2), ...."""
-    return jnp.arange(num_rungs - 1) % 2 == odd
+    return (jnp.arange(num_rungs - 1) % 2 == 1) == odd
 
 
 def swapped_rungs(swaps: Bool[Array, " pair"]) -> Int[Array, " rung"]:

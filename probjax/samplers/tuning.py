@@ -141,7 +141,7 @@ def tune(
     if spread is not None and sampler.metric is None:
         metric = spread.metric(spread.unit(size)).astype(dtype)
     sampler = sampler.adapted(jnp.asarray(sampler.step_size, dtype), metric)
-    accept = jnp.asarray(jnp.nan)
+    accept = jnp.zeros((), dtype)
     for stage, count in enumerate(_stage_lengths(num_steps)):
         last = stage == NUM_STAGES - 1
         stage_key = jax.random.fold_in(key, stage)

@@ -14,7 +14,7 @@ from small_models import (
 )
 
 from probjax import L1, Data, ising
-from probjax.fitting import fit_nodes
+from probjax.fitting import ConvergenceWarning, fit_nodes
 from probjax.objectives import (
     RISE,
     LogRISE,
@@ -67,6 +67,7 @@ def test_fits_of_single_units_equal_a_reference(make, x64):
         np.testing.assert_allclose(field, expected[node, 0], atol=1e-6)
         couplings[node, np.arange(SIZE) != node] = row
     merged = jax.jit(ising.symmetrised)(found.params)
+    np.testing.assert_allclose(ising.to_spins(merged).field, expected[:, 0], atol=1e-6)
     merged = -(matrix_of(merged) - np.diag(np.asarray(merged.bias))) / 2
     np.testing.assert_allclose(merged, (couplings + couplings.T) / 2, atol=1e-12)
     assert 0 < np.sum(couplings == 0) - SIZE < SIZE * (SIZE - 1)
@@ -101,3 +102,21 @@ def test_the_published_strength_is_what_the_rule_says(key):
 def test_bad_data_are_refused_before_the_units_are_fitted(key):
     with pytest.raises(ValueError, match="0 or 1, got spins"):
         fit_nodes(key, RISE, ising.energy, flat_ising(2), Data(-np.ones((3, 2))))
+
+
+def test_units_that_have_not_converged_are_named():
+    key, start = jax.random.key(0), flat_ising(SIZE)
+    with pytest.warns(ConvergenceWarning, match="4 of 4 units.*units 0, 1, 2, 3"):
+        fit_nodes(key, RISE, ising.energy, start, DATA, steps_per_round=1)
+
+
+def test_the_tolerance_of_units_is_below_the_strength_of_a_penalty():
+    # Below the default tolerance, a fit from zero would end at zero.
+    key, start = jax.random.key(0), flat_ising(SIZE)
+    penalty = L1(1e-5, weights=ising.couplings_only(start))
+
+    def faint(params, x):
+        return 1e-5 * ising.energy(params, x)
+
+    found = fit_nodes(key, RISE, faint, start, DATA, penalty=penalty)
+    assert np.all(np.asarray(found.gradient_norm) < 1e-6)

@@ -123,8 +123,9 @@ def couplings_only(params: Params) -> Params:
 def symmetrised(of_units: Params) -> Params:
     """Combine separate fits of the units, such as those of `fit_nodes`, in one model.
 
-    The bias of a unit is taken from the unit's own fit. A coupling is the mean of its
-    values in the fits of its two units.
+    A coupling is the mean of its values in the fits of its two units. The bias of a
+    unit changes with its couplings, so that over spins 2x - 1 the field of the unit is
+    the one of its own fit.
 
     Args:
         of_units: one fit for each unit, stacked along a leading axis of every leaf.
@@ -132,13 +133,17 @@ def symmetrised(of_units: Params) -> Params:
     >>> bias = jnp.array([[1.0, 9.0], [9.0, 2.0]])
     >>> of_units = Params(bias, coupling=jnp.array([[0.5], [1.5]]))
     >>> coupling_matrix(symmetrised(of_units)).tolist()
-    [[1.0, 1.0], [1.0, 2.0]]
+    [[0.5, 1.0], [1.0, 2.5]]
     """
-    size = len(of_units.bias)
-    first, second = pair_indices(size, of_units.edges)
-    pairs = jnp.arange(len(first))
-    both = of_units.coupling[first, pairs] + of_units.coupling[second, pairs]
-    return Params(jnp.diagonal(of_units.bias), both / 2, of_units.edges)
+    bias = jnp.diagonal(of_units.bias)
+    first, second = pair_indices(len(bias), of_units.edges)
+    pairs = np.arange(len(first))
+    by_first = of_units.coupling[first, pairs]
+    by_second = of_units.coupling[second, pairs]
+    # The field of a unit is -(bias + sum of its couplings) / 2.
+    excess = (by_first - by_second) / 2
+    bias = bias.at[first].add(excess).at[second].add(-excess)
+    return Params(bias, (by_first + by_second) / 2, of_units.edges)
 
 
 @cache
