@@ -59,7 +59,8 @@ def nan_means_unknown() -> Iterator[None]:
     ...     float(jnp.full((), jnp.nan))
     nan
     """
-    with jax.debug_nans(False) if jax.config.jax_debug_nans else nullcontext():
+    is_on = jax.config.jax_debug_nans  # pyright: ignore
+    with jax.debug_nans(False) if is_on else nullcontext():
         yield
 
 

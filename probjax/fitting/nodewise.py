@@ -117,8 +117,8 @@ def _with_warning(found):
     worst = np.max(np.asarray(found.gradient_norm)[failed])
     warn(
         f"the fits of {len(failed)} of {len(found.converged)} units have not converged "
-        f"(units {shown}; largest gradient norm {worst:.2g}); try more steps_per_round, "
-        "float64, or a stronger penalty",
+        f"(units {shown}; largest gradient norm {worst:.2g}); try more "
+        "steps_per_round, float64, or a stronger penalty",
         ConvergenceWarning,
     )
     return found
