@@ -252,13 +252,14 @@ def test_unique_rows_are_the_rows_that_were_counted():
     np.testing.assert_array_equal(found.weights, COUNTS[COUNTS > 0])
 
 
-def in_tiers(names):
-    statistics = pytest.mark.statistics
-    return [pytest.param(n, marks=statistics) if n in LONG else n for n in names]
-
-
 @pytest.mark.filterwarnings("ignore:fit has not converged")
-@pytest.mark.parametrize("name", in_tiers([*VALUES, *FITS]))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.statistics] * (name in LONG))
+        for name in VALUES | FITS
+    ],
+)
 def test_rows_may_be_counted_and_come_in_any_order(name):
     call = (VALUES | FITS)[name]
     expected = call(ROWS)
