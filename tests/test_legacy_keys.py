@@ -193,7 +193,7 @@ CALLS = {
 
 # One of each kind of driver; the others compile two long programs each.
 QUICK = {"ising", "potts", "rbm", "bases", "corruption", "exact draws", "heat bath"}
-QUICK |= {"ais until", "flow", "noise contrast", "denoising", "batches", "memories"}
+QUICK |= {"flow", "noise contrast", "denoising", "batches", "memories"}
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ FITS = {
 }
 # They take long to compile.
 LONG = {"marginal likelihood", "fit of nodes", "path", "whitened descent"}
+LONG |= {"flow to others"}
 ROUNDING = dict(rtol=1e-9, atol=1e-11)
 # Fits end at a gradient below 1e-8, and the least curvature is above 1e-3.
 CLOSE = dict(rtol=1e-7, atol=1e-5)
