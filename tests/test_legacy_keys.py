@@ -14,23 +14,19 @@ from probjax import (
     L2,
     MPF,
     Bernoulli,
-    ContrastiveDivergence,
     Data,
     DenoisingScoreMatching,
     Gaussian,
     HeatBath,
     LookAheadHMC,
-    Metropolis,
     NoiseContrast,
     PersistentMPF,
     PseudoLikelihood,
-    ais,
     ais_until,
     bases,
     cross_validate,
     exact,
     fit,
-    fit_path,
     hopfield,
     ising,
     linear,
@@ -38,7 +34,6 @@ from probjax import (
     potts,
     rbm,
     sample,
-    sample_mean,
     samplers,
     sandwich,
 )
@@ -88,16 +83,6 @@ def continuous(objective):
     return lambda key: loss(key, objective, 1.0, REALS)
 
 
-def means(key):
-    options = dict(sampler=HeatBath(), num_draws=3, statistic=jnp.sum)
-    return sample_mean(key, ising.energy, PARAMS, ROWS[:5], **options).mean
-
-
-def annealed(key):
-    base = Bernoulli(SIZE)
-    return ais(key, ising.energy, PARAMS, base, num_particles=20, **ANNEAL).log_weights
-
-
 def annealed_until(key):
     options = dict(sampler=HeatBath(), num_particles=20, num_steps=5, stderr=0.5)
     return ais_until(key, ising.energy, PARAMS, Bernoulli(SIZE), **options).log_z
@@ -106,12 +91,6 @@ def annealed_until(key):
 def bracket(key):
     found = sandwich(key, ising.energy, PARAMS, Bernoulli(SIZE), ROWS, **ANNEAL)
     return found.lower, found.upper
-
-
-def path(key):
-    objective = MPF(ising.energy, connectivity=RandomFlips(2))
-    options = dict(penalty=L2(1.0), strengths=[0.1])
-    return fit_path(key, objective, PARAMS, ROWS, **options).params
 
 
 def folds(key):
@@ -145,19 +124,14 @@ CALLS = {
         key, ising.energy, PARAMS, SIZE, num_draws=5
     ),
     "heat bath": chains(HeatBath()),
-    "random scan": chains(HeatBath(sites=samplers.random_sites)),
     "colours": chains(
         samplers.ColourGibbs(samplers.colours(EDGES, SIZE)), params=ON_EDGES
     ),
     "clusters": chains(ising.SwendsenWang()),
-    "one cluster": chains(ising.Wolff()),
     "block Gibbs": chains(rbm.BlockGibbs(), rbm.energy, MACHINE),
-    "Metropolis": chains(Metropolis(RandomFlips(1))),
     "tempering": chains(samplers.Tempered(HeatBath(), 0.5 ** np.arange(3))),
     "HMC": chains(HMC(0.3), bowl, 1.0, REALS[:5]),
     "look ahead": chains(LookAheadHMC(0.3, num_steps=2), bowl, 1.0, REALS[:5]),
-    "means": means,
-    "ais": annealed,
     "ais until": annealed_until,
     "sandwich": bracket,
     "flow": lambda key: flow(
@@ -175,14 +149,12 @@ CALLS = {
     "corrupted rows": descended(
         Corrupted(PseudoLikelihood(ising.energy), FixedFlips(1))
     ),
-    "divergence": descended(ContrastiveDivergence(ising.energy, HeatBath())),
     "persistent flow": descended(
         PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=10)
     ),
     "EM": descended(
         EM(linear.gaussian, base=Gaussian(2), sampler=HMC(0.3)), DICTIONARY, REALS
     ),
-    "path": path,
     "folds": folds,
     "missing entries of nodes": missing_nodes,
     "memories": lambda key: hopfield.recovery(
@@ -193,7 +165,16 @@ CALLS = {
 
 # One of each kind of driver; the others compile two long programs each.
 QUICK = {"ising", "potts", "rbm", "bases", "corruption", "exact draws", "heat bath"}
-QUICK |= {"flow", "noise contrast", "denoising", "batches", "memories"}
+QUICK |= {
+    "Gaussian steps",
+    "Hutchinson",
+    "slices",
+    "flow",
+    "noise contrast",
+    "denoising",
+    "batches",
+    "memories",
+}
 
 
 @pytest.mark.parametrize(
