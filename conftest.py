@@ -27,6 +27,10 @@ NUM_FILES_SHOWN = 15
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Hypothesis keeps files about the source even without a database of examples.
+os.environ.setdefault(
+    "HYPOTHESIS_STORAGE_DIRECTORY", str(PROGRAMS.with_name("hypothesis"))
+)
 
 _num_compilations = 0
 
