@@ -128,7 +128,10 @@ def verdicts(case: Case, key: PRNGKeyArray, num_runs: int) -> list[Verdict]:
     """Run the trials of a case, and judge each of its claims."""
     keys = split_array(key, num_runs)
     if case.compiled:
-        found = _of_keys(Partial(case.trial), keys)
+        # Arrays of a Partial are arguments of the program, which is compiled once.
+        trial = case.trial
+        trial = trial if isinstance(trial, Partial) else Partial(trial)
+        found = _of_keys(trial, keys)
     else:
         # In a loop, half as many.
         runs = [case.trial(each) for each in keys[::2]]
