@@ -12,6 +12,10 @@ from benchmarks.harness import Options, show, write_json
 HELPERS = (
     "__main__",
     "annealing_tasks",
+    "coverage_claims",
+    "coverage_fits",
+    "coverage_likelihoods",
+    "coverage_log_z",
     "harness",
     "image_fits",
     "ising_fits",

@@ -40,11 +40,18 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """One benchmark: on what, and its tables."""
+    """One benchmark: on what, and its tables, between marks for pages of the docs."""
+    name = record["benchmark"]
     versions = ", ".join(f"{name} {n}" for name, n in record["versions"].items())
     quick = "with `--quick`, of smaller sizes" if record["quick"] else "in full"
     opening = f"Measured {quick}, on {record['device']}: {versions}."
-    parts = [f"## {record['benchmark']}", opening, *map(table, record["tables"])]
+    parts = [
+        f"## {name}",
+        f"<!-- --8<-- [start:{name}] -->",
+        opening,
+        *map(table, record["tables"]),
+        f"<!-- --8<-- [end:{name}] -->",
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -122,12 +122,15 @@ def test_a_page_is_written_from_records(tmp_path):
         )
     first, second = report.page(records).split("\n## ")[1:]
     assert first.startswith(
-        "peers\n\nMeasured in full, on an abacus: probjax 1.0, jax 2.0."
+        "peers\n\n<!-- --8<-- [start:peers] -->\n\n"
+        "Measured in full, on an abacus: probjax 1.0, jax 2.0."
     )
     assert (
         second
         == """\
 fruit
+
+<!-- --8<-- [start:fruit] -->
 
 Measured with `--quick`, of smaller sizes, on an abacus: probjax 1.0, jax 2.0.
 
@@ -145,6 +148,8 @@ Few.
 | kind  |
 | ----- |
 | \\|x\\| |
+
+<!-- --8<-- [end:fruit] -->
 """
     )
 

@@ -1,8 +1,8 @@
 """Every driver at its smallest size, under the settings of jax that users change.
 
 The numbers are those without the setting. Rank promotion is not among the settings,
-because the whole suite forbids it (`conftest.py`). Fits use `optax.sgd`, because `optax.adam`
-itself does not allow strict promotion.
+because the whole suite forbids it (`conftest.py`). Fits use `optax.sgd`, because
+`optax.adam` itself does not allow strict promotion.
 """
 
 from functools import cache, partial
@@ -153,7 +153,9 @@ DRIVERS = {
     ),
     "ais": ais,
     "ais without a pilot": partial(ais, pilot=None),
-    "ais with resampling": partial(ais, pilot=None, resample_below=0.9),
+    "ais with resampling": partial(
+        ais, pilot=None, resample_below=0.9, num_particles=20
+    ),
     "ais by HMC": lambda key: pj.ais(
         key, bowl, 1.0, pj.Gaussian(2), sampler=HMC, num_particles=12, num_steps=4
     ),
@@ -168,7 +170,14 @@ DRIVERS = {
     "mean_field": lambda key: ising.mean_field(BITS),
 }
 # Programs of thousands of steps, of which each operation would run by itself.
-TOO_LONG_WITHOUT_JIT = {"tune", "ais", "ais by HMC", "cross_validate"}
+TOO_LONG_WITHOUT_JIT = {
+    "tune",
+    "ais",
+    "ais by HMC",
+    "cross_validate",
+    "marginal_log_likelihood",
+    "fit by EM",
+}
 
 
 @cache

@@ -35,7 +35,7 @@ from jax.nn import log_sigmoid, logsumexp
 
 from probjax import random
 from probjax.annealing import Annealed, Bracket, Estimate, log_likelihood
-from probjax.annealing.likelihood import normalised_weights
+from probjax.annealing.likelihood import normalised_weights, stderr_over_rows
 from probjax.checks import check_count
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.exact import enumeration
@@ -280,12 +280,14 @@ def log_likelihood_bound(
     gains, errors = _gains(key, tuple(layers), data.x, num_draws)
     shares = normalised_weights(data.weights, num_rows(data))
     gain, error = jnp.sum(shares * gains), jnp.sqrt(jnp.sum((shares * errors) ** 2))
+    per_row = first.per_row + gains
     return first._replace(
         value=first.value + gain,
         stderr=jnp.hypot(first.stderr, error),
         lower=first.lower + gain - 2 * error,
         upper=float("nan"),
-        per_row=first.per_row + gains,
+        per_row=per_row,
+        row_stderr=stderr_over_rows(per_row, data.weights),
     )
 
 

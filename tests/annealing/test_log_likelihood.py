@@ -17,7 +17,6 @@ from probjax.annealing import (
 )
 from probjax.bases import Bernoulli, Gaussian, Laplace
 from probjax.models import linear
-from probjax.random import split_array
 from probjax.trees import as_array
 
 NOISE = 0.3
@@ -201,65 +200,3 @@ def test_both_errors_of_a_likelihood_are_reported():
     np.testing.assert_allclose(found.total_stderr, total, rtol=1e-5)
     assert "(Monte Carlo)" in found.describe()
     assert f"+- {expected:.2g} (over rows)" in found.describe()
-
-
-def analysis_pair(key):
-    """Two normal models with a log Z of few particles each, on rows drawn anew."""
-    data_key, *keys = jax.random.split(key, 3)
-    x = jax.random.normal(data_key, (50, 1))
-
-    def of_model(key, precision):
-        annealed = ais(
-            key,
-            square,
-            precision,
-            Gaussian(1),
-            sampler=HMC(0.3),
-            num_particles=20,
-            num_steps=1,
-        )
-        return log_likelihood(square, precision, x, annealed)
-
-    return of_model(keys[0], 1.3), of_model(keys[1], 1.8)
-
-
-def generative_pair(key):
-    """One linear model twice, with few particles a row, on rows drawn anew."""
-    data_key, *keys = jax.random.split(key, 3)
-    params = linear.Params(as_array([[1.0], [0.5], [-0.7]]), as_array(0.8))
-    x, _ = linear.sample_gaussian(data_key, params, num_draws=20)
-
-    def of_model(key):
-        return marginal_log_likelihood(
-            key,
-            linear.gaussian,
-            params,
-            Gaussian(1),
-            x,
-            sampler=HMC(0.3),
-            num_particles=30,
-            num_steps=1,
-        )
-
-    return of_model(keys[0]), of_model(keys[1])
-
-
-@pytest.mark.statistics
-@pytest.mark.parametrize("pair", [analysis_pair, generative_pair])
-def test_differences_scatter_by_the_error_that_is_claimed(pair, key):
-    """An error too few or one too many, as by taking all of both, would be seen."""
-
-    @jax.jit
-    @jax.vmap
-    def run(key):
-        first, second = pair(key)
-        return first, second, compare(first, second)
-
-    first, second, found = run(split_array(key, 500))
-    scatter = np.std(found.value)
-    claimed = np.mean(np.square(found.total_stderr))
-    np.testing.assert_allclose(np.sqrt(claimed), scatter, rtol=0.15)
-    both = np.mean(np.square(first.stderr) + np.square(second.stderr))
-    sign = -1 if pair is analysis_pair else 1
-    twin = np.sqrt(claimed + sign * both)
-    assert abs(twin / scatter - 1) > 0.15

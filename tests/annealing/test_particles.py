@@ -215,7 +215,7 @@ def test_growth_is_the_straight_way_from_a_machine_without_weights(hidden, x64):
     ("num_particles", "num_steps", "below"),
     [(200, 6, 0.95), (60, 12, 1.0), (63, 6, 0.8)],
 )
-def test_resampling_leaves_z_unbiased_and_knows_its_error(
+def test_resampling_leaves_z_unbiased_and_bounds_it(
     num_particles, num_steps, below, key
 ):
     run = partial(
@@ -232,21 +232,9 @@ def test_resampling_leaves_z_unbiased_and_knows_its_error(
     found = jax.jit(jax.vmap(run))(split_array(key, 500))
     assert np.mean(found.particles.num_resampled) > 0.5
     assert_mean_is(found.log_z, crooked_log_z(PARAMS))
-    stderr = np.asarray(found.stderr)
-    assert (stderr > 0).all()
-    claimed = np.sqrt(np.mean(stderr**2))
-    np.testing.assert_allclose(np.std(found.log_z), claimed, rtol=0.15)
-    errors = np.abs(np.asarray(found.log_z) - crooked_log_z(PARAMS))
-    assert np.mean(errors < 2 * stderr) > 0.9
-    assert_mean_is_below(found.bound, found.bound_stderr, crooked_log_z(PARAMS))
-
-
-def assert_mean_is_below(bounds, stderr, truth):
-    """Bounds hold on average, and their errors are their scatter."""
-    bounds = np.asarray(bounds)
-    assert bounds.mean() < truth + 4 * bounds.std() / np.sqrt(len(bounds))
-    claimed = np.sqrt(np.mean(np.square(stderr)))
-    np.testing.assert_allclose(bounds.std(), claimed, rtol=0.15)
+    bounds = np.asarray(found.bound)
+    error = bounds.std() / np.sqrt(len(bounds))
+    assert bounds.mean() < crooked_log_z(PARAMS) + 4 * error
 
 
 def test_many_particles_are_resampled_without_loss_of_digits():
@@ -273,23 +261,6 @@ def test_particles_are_resampled_within_their_group():
         *(11, 11, 11, 11, 11, 11),
         *(21, 21, 21, 21, 21),
     ]
-
-
-@pytest.mark.statistics
-def test_errors_are_what_runs_scatter_by(key):
-    run = partial(
-        ais,
-        energy=crooked,
-        params=PARAMS,
-        base=GAUSSIAN,
-        sampler=HMC(0.6),
-        num_particles=100,
-        num_steps=5,
-        pilot=None,
-    )
-    found = jax.jit(jax.vmap(run))(split_array(key, 1000))
-    off = (np.asarray(found.log_z) - crooked_log_z(PARAMS)) / np.asarray(found.stderr)
-    assert abs(np.mean(np.abs(off) < 2) - 0.954) < 0.03
 
 
 @pytest.mark.parametrize(

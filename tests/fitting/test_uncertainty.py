@@ -1,5 +1,3 @@
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
@@ -22,13 +20,11 @@ from probjax import (
     MaximumLikelihood,
     PseudoLikelihood,
     UnboundedWarning,
-    exact,
     fit,
     ising,
     potts,
 )
 from probjax.fitting import GradientNorm, charts, uncertainty
-from probjax.random import split_array
 from probjax.samplers import HeatBath
 from probjax.trees import as_array
 
@@ -106,31 +102,6 @@ def test_weights_are_counts_and_chunks_change_nothing(x64, key):
     repeated = uncertainty(objective, fitted, rows, chunk_size=300).stderr
     counted = uncertainty(objective, fit(key, objective, start(), DATA), DATA).stderr
     np.testing.assert_allclose(flat(repeated), flat(counted), rtol=1e-5)
-
-
-@pytest.mark.statistics
-def test_intervals_cover_the_truth_as_often_as_they_say(key):
-    truth = random_ising(1, SIZE, scale=0.5)
-    objective = MPF(ising.energy)
-
-    @jax.jit
-    @partial(jax.vmap)
-    def trial(key):
-        data = exact.sample(key, ising.energy, truth, SIZE, num_draws=1000)
-        fitted = fit(key, objective, truth, data)
-        stderr = uncertainty(objective, fitted, data).stderr
-        return jax.tree.map(
-            lambda found, true, error: (found - true) / error,
-            fitted.params,
-            truth,
-            stderr,
-        )
-
-    found = trial(split_array(key, 300))
-    z = np.concatenate([found.bias, found.coupling], axis=1)
-    # 3,000 entries: a sigma is .004 and .013, were they independent.
-    assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 0.015
-    assert abs(z.std() - 1) < 0.04
 
 
 def test_what_nothing_holds_has_no_finite_error(x64, key):
