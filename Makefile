@@ -7,30 +7,45 @@ ARGS ?=
 
 # Tests in tiers; what is in none of these markers is `make test`.
 TIERS := documents or platforms or statistics or slow
-PYTEST := $(BIN)/python -m pytest -n 2 --durations=25
+PYTEST := python -m pytest -n 2 --durations=25
+DEFAULT := --dist worksteal tests -m "not ($(TIERS))"
 
-.PHONY: demo test check documents platforms statistics slow lint bench docs clean
+.PHONY: demo test check documents platforms statistics slow oldest newest lint bench \
+	docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.apps.cli demo
 
 test: $(VENV)/.installed
-	$(PYTEST) --dist worksteal tests -m "not ($(TIERS))"
+	$(BIN)/$(PYTEST) $(DEFAULT)
 
 check: lint docs test documents platforms statistics slow
 
 documents: $(VENV)/.installed
-	$(PYTEST) --dist worksteal tests probjax -m documents
+	$(BIN)/$(PYTEST) --dist worksteal tests probjax -m documents
 
 platforms: $(VENV)/.installed
-	$(PYTEST) --dist loadfile tests -m platforms
+	$(BIN)/$(PYTEST) --dist loadfile tests -m platforms
 
 # In programs as users have them: statistics take longer to run than to compile.
 statistics: $(VENV)/.installed
-	XLA_FLAGS= $(PYTEST) --dist worksteal tests -m statistics
+	XLA_FLAGS= $(BIN)/$(PYTEST) --dist worksteal tests -m statistics
 
 slow: $(VENV)/.installed
-	XLA_FLAGS= $(PYTEST) --dist loadfile tests -m slow
+	XLA_FLAGS= $(BIN)/$(PYTEST) --dist loadfile tests -m slow
+
+# `make test` with the lowest versions that pyproject.toml allows, and with the newest.
+# In programs as users have them, because fits of jaxlib 0.9.0 can end early in programs
+# that were not optimised. Old packages use what their new dependencies deprecate.
+oldest: .venv-oldest/.installed
+	XLA_FLAGS= .venv-oldest/bin/$(PYTEST) $(DEFAULT) -W ignore::DeprecationWarning
+
+newest:
+	test -d .venv-newest || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade pip
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+		-e ".[all]" --group test
+	.venv-newest/bin/$(PYTEST) $(DEFAULT)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -45,12 +60,21 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-oldest .venv-newest
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[plots,progress,data,sklearn,interop,checkpoint]" --group dev
+	touch $@
+
+.venv-oldest/.installed: pyproject.toml tests/floors.py
+	rm -rf .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	$(PYTHON) tests/floors.py > .venv-oldest/floors.txt
+	.venv-oldest/bin/python -m pip install --quiet -c .venv-oldest/floors.txt \
+		-e ".[all]" --group test
 	touch $@
 
 # What does not install is reported in the tables, and stops nothing.

@@ -56,6 +56,7 @@ TABLES = {
     "complex numbers": (BITS.astype(complex), "got complex numbers"),
     "a sparse matrix": (scipy.sparse.csr_matrix(BITS), "try x.toarray"),
     "a sparse array": (scipy.sparse.csr_array(BITS), "try x.toarray"),
+    "a masked array": (np.ma.array(BITS, mask=BITS == 1), "with Data\\(x, mask=\\)"),
     "a transposed table": (BITS.T, "did you mean data.T"),
     "counts": (2 * BITS, "try x > 0 to binarise"),
     "spins": (2 * BITS - 1, "ising.bits"),

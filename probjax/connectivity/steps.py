@@ -131,6 +131,19 @@ def _ball(key, num_draws, size, dtype):
     return jax.random.ball(key, size, shape=(num_draws,), dtype=dtype)
 
 
-GAUSSIAN = Shape(_gaussian, lambda size: 1.0)
-CUBE = Shape(_cube, lambda size: 1 / 12)
-BALL = Shape(_ball, lambda size: 1 / (size + 2))
+# Named functions, because lambdas cannot be pickled.
+def _gaussian_moment(size):
+    return 1.0
+
+
+def _cube_moment(size):
+    return 1 / 12
+
+
+def _ball_moment(size):
+    return 1 / (size + 2)
+
+
+GAUSSIAN = Shape(_gaussian, _gaussian_moment)
+CUBE = Shape(_cube, _cube_moment)
+BALL = Shape(_ball, _ball_moment)

@@ -91,6 +91,10 @@ def _numeric(leaf):
         raise ValueError(
             "data must be dense, got a scipy.sparse table; try x.toarray()"
         )
+    elif np.ma.is_masked(leaf):
+        raise ValueError(
+            "data must not be a masked array; mark missing entries with Data(x, mask=)"
+        )
     else:
         # Tables of other libraries, such as DataFrames.
         leaf = np.asarray(leaf)

@@ -31,6 +31,8 @@ from probjax.types import PyTree
 
 _FORMAT, _FORMAT_OF_0_1_0 = "probjax 2", "probjax 1"
 _PARTIAL = ".partial"
+# Those that `.npz` files and jax both hold, in either byte order.
+_DTYPES = {np.dtype(code).name for code in "?bhilqBHILQefdFD"}
 
 
 def save(path: str | os.PathLike, tree: PyTree) -> None:
@@ -140,8 +142,10 @@ def _describe_array(node, arrays):
     if jnp.issubdtype(node.dtype, jax.dtypes.prng_key):
         arrays.append(_whole(jax.random.key_data(node)))
         return {"leaf": len(arrays) - 1, "key": str(jax.random.key_impl(node))}
+    if np.ma.is_masked(node):
+        raise ValueError("cannot save a masked array; save its data and its mask")
     array = _whole(node)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.name not in _DTYPES:
         raise ValueError(f"cannot save an array of {array.dtype}")
     arrays.append(array)
     return {"leaf": len(arrays) - 1}
@@ -243,6 +247,8 @@ def _check_fields(name, fields, kind):
 def _array(array, like):
     if like is not None and jnp.shape(like) != array.shape:
         raise ValueError(f"expected shape {jnp.shape(like)}, got {array.shape}")
+    # Files of other programs may be big-endian, and so may be what is saved from them.
+    array = array.astype(array.dtype.newbyteorder("="))
     narrow = jax.dtypes.canonicalize_dtype(array.dtype)
     if narrow != array.dtype:
         # Integers that fit keep their values; other numbers would lose digits.
