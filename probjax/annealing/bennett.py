@@ -29,6 +29,9 @@ def bennett(
 ) -> tuple[Scalar, Scalar]:
     """Estimate of log Z from both directions, and its standard error.
 
+    The error is the scatter over batches of neighbouring particles. It holds for starts
+    from a chain if their autocorrelation time is at most a batch, a twentieth of them.
+
     Args:
         forward: log weights of particles from the base to the target.
         backward: minus the log weights of particles from the target to the base.

@@ -86,6 +86,9 @@ def marginal_log_likelihood(
     """Estimate the mean of log p(x) over rows, with the latents integrated out.
 
     All rows have the same schedule, which a pilot run with a few of the rows chooses.
+    Each row's estimate is biased low, and averaging over rows does not reduce the bias.
+    `stderr` and `total_stderr` do not include it, so that with few particles they are
+    too small; `lower` is a bound in any case.
 
     Args:
         joint: `joint(params, x, a)`, -log p(x, a) including all constants.
