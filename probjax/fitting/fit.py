@@ -71,8 +71,8 @@ def fit(
     By default L-BFGS descends until `stop` is met, and restarts in every round. A fit
     of one round that ends earlier issues a `ConvergenceWarning`. If the data do not
     determine all parameters of a built-in model, it issues an `UnboundedWarning`. Any
-    fit warns if the final loss is not finite, and one with an `optimizer` if its loss
-    rises.
+    fit warns if the final loss is not finite, and one with an `optimizer` and without
+    minibatches if its loss rises.
 
     Args:
         data: rows in memory; or a `Data` of rows with weights or with a mask of

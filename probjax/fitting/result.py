@@ -131,13 +131,19 @@ def warn_of_early_end(
         )
     elif must_converge and not ended_as_meant:
         warn(_shortfall(plan, run), ConvergenceWarning)
-    elif plan.optimizer is not None and plan.objective.has_value and _rises(losses):
+    elif _is_loss_known(plan) and _rises(losses):
         warn(
             f"the loss rose from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} "
             "steps: the steps are too long; try a smaller learning rate, or for "
             "natural_gradient more damping",
             ConvergenceWarning,
         )
+
+
+def _is_loss_known(plan):
+    """Whether an optax optimizer minimises one loss, over all rows."""
+    has_loss = plan.batch_size is None and plan.objective.has_value
+    return has_loss and plan.optimizer is not None
 
 
 def _rises(losses):
