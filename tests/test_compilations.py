@@ -18,7 +18,7 @@ FIRST_CALLS = {
     "sample": 2,
     "sample_mean": 3,
     "ais": 4,
-    "ais by HMC": 5,
+    "ais by HMC": 6,
     "sandwich": 1,
     "log_likelihood": 2,
 }

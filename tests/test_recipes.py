@@ -61,7 +61,7 @@ from probjax.trees import as_array
 
 
 def joint(params, x, a):
-    return ising.energy(params, a) + jnp.sum((x - a) ** 2) / 2
+    return ising.energy(params, a) + 9 * jnp.sum((x - a) ** 2)
 
 
 def rotations(x):

@@ -38,7 +38,7 @@ def check_target(
 
 def _check_growth(key, energy, params, base):
     """Raise if the energy grows too slowly, far from the origin, to be normalised."""
-    num_bounded = int(jnp.sum(_grows_slowly(energy, params, base, key)))
+    num_bounded = int(_num_slow_rays(energy, params, base, key))
     if num_bounded:
         raise ValueError(
             "the model has no partition function: far from the origin the energy must "
@@ -50,8 +50,8 @@ def _check_growth(key, energy, params, base):
 
 
 @partial(jax.jit, static_argnums=0)
-def _grows_slowly(energy, params, base, key):
-    """Whether exp(-energy) has an infinite integral along each of some rays."""
+def _num_slow_rays(energy, params, base, key):
+    """Count random rays along which exp(-energy) has an infinite integral."""
     near, far = RAY_ENDS
     draws = _draw_few(base, key)
     least = num_sites(draws) * float(np.log(far / near))
@@ -60,7 +60,8 @@ def _grows_slowly(energy, params, base, key):
         return energy(params, jax.tree.map(lambda leaf: distance * leaf, x))
 
     # NaN, from energies that overflow, counts as growth.
-    return jax.vmap(lambda x: energy_at(far, x) - energy_at(near, x) <= least)(draws)
+    growth = jax.vmap(lambda x: energy_at(far, x) - energy_at(near, x))(draws)
+    return jnp.sum(growth <= least)
 
 
 def check_states(sampler: Sampler, x: State) -> State:
