@@ -254,10 +254,8 @@ def log_likelihood_bound(
 ) -> Estimate:
     """Lower bound on the mean of log p(x) over rows.
 
-    `stderr` combines the errors of the draws of hidden layers and of log Z. `upper` is
-    nan, because the distance between the bound and the likelihood is unknown. If log Z
-    is underestimated, the bound is too high; pass the result of `sandwich`, which
-    bounds log Z, to make `lower` reliable.
+    `stderr` combines the errors of hidden draws and of log Z; `upper` is NaN. If log Z
+    is too low, the bound is too high: pass a result of `sandwich`, which bounds log Z.
 
     Args:
         annealed: result of `ais` or `sandwich` for the top machine, `layers[-1]`.
