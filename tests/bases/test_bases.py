@@ -389,7 +389,7 @@ def test_fitted_bases_have_the_moments_of_weighted_data(x64):
         return fit_gaussian(data), fit_laplace(data)
 
     bits, letters = discrete(counted)
-    assert (bits, letters) == discrete(repeated)
+    chex.assert_trees_all_close((bits, letters), discrete(repeated), rtol=1e-12)
     np.testing.assert_allclose(expit(bits.log_odds), [2.5 / 4, 3.5 / 4], rtol=1e-12)
     shares = [[4 / 12, 7 / 12, 1 / 12], [1 / 12, 10 / 12, 1 / 12]]
     np.testing.assert_allclose(np.exp(letters.log_odds), shares, rtol=1e-12)

@@ -96,7 +96,7 @@ def test_maximum_likelihood_recovers_the_filters(key):
     data = jax.jit(partial(ica.sample, num_draws=3000))(draw_key, truth)
     start = jax.jit(lambda key: ica.init(key, 4))(start_key)
     assert distance_of(start.filters, truth.filters) > 0.2
-    found = fit(key, LIKELIHOOD, start, data, stop=GradientNorm(0.03))
+    found = fit(key, LIKELIHOOD, start, data, stop=GradientNorm(0.003))
     assert distance_of(found.params.filters, truth.filters) < 0.05
     per_row = np.asarray(energies(truth, data)) + float(compiled(ica.log_z, truth))
     assert -0.05 < float(found.loss) - per_row.mean() < 0

@@ -97,7 +97,9 @@ def test_keys_keep_their_kind_and_their_words(kind, shape, tmp_path):
     key = jax.random.key(7, impl=kind)
     legacy = jax.random.PRNGKey(7, impl=kind)
     tree = {"key": jax.random.split(key, shape) if shape else key, "legacy": legacy}
-    for trip in (partial(stored, folder=tmp_path), *TRIPS.values()):
+    # Before version 0.10 of jax, keys can be neither pickled nor copied.
+    others = TRIPS.values() if jax.__version_info__ >= (0, 10) else ()
+    for trip in (partial(stored, folder=tmp_path), *others):
         found = trip(tree)
         assert found["key"].dtype == tree["key"].dtype
         assert_same(found, tree)
