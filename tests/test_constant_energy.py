@@ -71,7 +71,7 @@ def raised(params, x):
 
 def raised_cubic(params, x):
     params, constant = params
-    return cubic_energy(params, x) + x @ x / 2 + constant
+    return cubic_energy(params, x) + (x @ x) ** 2 + constant
 
 
 def bits(constant):
