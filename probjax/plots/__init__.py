@@ -18,6 +18,7 @@ from probjax.plots.comparisons import agreement, comparison, estimates, populati
 from probjax.plots.likelihoods import interval, weights
 from probjax.plots.memories import capacity, recovery
 from probjax.plots.pairwise import couplings, graph
+from probjax.plots.paths import cross_validation, path
 from probjax.plots.runs import autocovariance, convergence
 from probjax.plots.tiles import groupings, images, receptive_fields
 
@@ -30,6 +31,7 @@ __all__ = [
     "comparison",
     "convergence",
     "couplings",
+    "cross_validation",
     "estimates",
     "graph",
     "GREEN",
@@ -39,6 +41,7 @@ __all__ = [
     "interval",
     "load_pyplot",
     "ORANGE",
+    "path",
     "PINK",
     "population_count",
     "receptive_fields",

@@ -4,10 +4,12 @@ Bands and error bars extend two standard errors to either side, so that they con
 about 19 of 20 entries if the model is correct.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from probjax.checks import check_count
 from probjax.diagnostics.goodness import Comparison
 from probjax.plots.canvas import (
     BLACK,
@@ -160,6 +162,8 @@ def estimates(
     stderr: ArrayLike,
     *,
     truth: ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    num_names: int = 5,
     ax: Any = None,
     label: str | None = None,
     color: str = BLUE,
@@ -173,12 +177,18 @@ def estimates(
         values: estimated parameters.
         stderr: their standard errors, such as `uncertainty(...).stderr`.
         truth: true parameters, if known; they are drawn as a line and define the order.
+        names: the names of the parameters, of which the outliers are labelled; None for
+            no labels.
+        num_names: the number of outliers: parameters that are farthest from the truth,
+            in standard errors, or farthest from 0 without a truth.
 
     >>> ax = estimates([0.3, -0.2], [0.1, 0.1], truth=[0.25, -0.25])
     >>> [line.get_ydata().tolist() for line in ax.lines]
     [[-0.25, 0.25], [-0.2, 0.3]]
     """
     values, stderr = flat_arrays(values=values, stderr=stderr)
+    if names is not None and len(names) != len(values):
+        raise ValueError(f"names must have {len(values)} entries, got {len(names)}")
     order = np.argsort(values, kind="stable")
     ax = axes(ax)
     if truth is not None:
@@ -186,6 +196,7 @@ def estimates(
         order = np.argsort(truth, kind="stable")
         line = {"color": ORANGE, "linewidth": 1.2, "zorder": 3}
         ax.plot(truth[order], label=unused_label(ax, "truth"), **line)
+    misses = (values if truth is None else values - truth)[order]
     values, stderr = values[order], stderr[order]
     finite = np.isfinite(stderr)
     places = np.arange(len(values))
@@ -197,6 +208,21 @@ def estimates(
     if not finite.all():
         ring = {"color": color, "mfc": "none", "label": unused_label(ax, UNDETERMINED)}
         ax.plot(places[~finite], values[~finite], "o", **ring)
+    if names is not None:
+        check_count("num_names", num_names)
+        z = np.where(finite & (stderr > 0), misses / np.where(stderr > 0, stderr, 1), 0)
+        outliers = np.argsort(-np.abs(np.nan_to_num(z)), kind="stable")[:num_names]
+        ends = values + 2 * np.where(finite, stderr, 0) * np.where(misses < 0, -1, 1)
+        _name_outliers(ax, outliers, misses, ends, [names[i] for i in order])
     ax.locator_params(axis="x", integer=True)
     by = "of its estimate" if truth is None else "of its true value"
     return finish(ax, f"parameter, in order {by}", "value")
+
+
+def _name_outliers(ax, outliers, misses, ends, names):
+    """Write names at the ends of the error bars, above or below as the values miss."""
+    for i in outliers:
+        up = misses[i] >= 0
+        style = {"ha": "center", "va": "bottom" if up else "top", "fontsize": 8}
+        place = {"xytext": (0, 3 if up else -3), "textcoords": "offset points"}
+        ax.annotate(names[i], (i, ends[i]), color=BLACK, zorder=4, **place, **style)

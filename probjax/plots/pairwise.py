@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from probjax.checks import check_count
-from probjax.plots.canvas import GREY, axes, name_axes
+from probjax.plots.canvas import GREY, PALE, axes, load_pyplot, name_axes
 from probjax.types import ArrayLike
 
 COLOURS = "RdBu_r"
 WIDEST = 4.0
-COUPLING = "coupling"
+COUPLING = "coupling (red excites, blue inhibits)"
 
 
 def couplings(
@@ -23,27 +23,29 @@ def couplings(
 ) -> Any:
     """Matrix in colours symmetric about zero: red is positive, blue negative.
 
-    In an energy x'Jx, such as with J of `ising.coupling_matrix`, units with a positive
-    coupling are seldom on together, and units with a negative one often. NaN entries
-    are blank. Infinite entries have the strongest colour.
+    The diagonal of a symmetric matrix, such as biases or variances, is left out: it is
+    grey, like NaN entries. Infinite entries have the strongest colour.
 
     Args:
-        matrix: couplings, `(unit, unit)`.
+        matrix: couplings, `(unit, unit)`, positive for units that excite each other,
+            such as `ising.to_fields(params).coupling`. The signs of
+            `ising.coupling_matrix`, J of E = x'Jx, are opposite.
         limit: the magnitude of the strongest colour; None for the largest finite
-            magnitude in the matrix. If the diagonal contains biases, set it to NaN to
-            exclude them.
-        label: the label of the colour bar; None for "coupling".
+            magnitude that is drawn.
+        label: the label of the colour bar; None for "coupling (red excites, blue
+            inhibits)".
 
-    >>> ax = couplings([[np.nan, -0.3], [-0.3, np.nan]])
+    >>> ax = couplings([[2.0, -0.3], [-0.3, 5.0]])
     >>> ax.images[0].get_clim()
     (-0.3, 0.3)
     """
     matrix = np.asarray(matrix)
     if matrix.ndim != 2 or matrix.size == 0:
         raise ValueError(f"matrix must be (unit, unit), got shape {matrix.shape}")
-    matrix, largest = _bounded(matrix, limit)
+    matrix, largest = _bounded(_off_diagonal(matrix), limit)
     ax = axes(ax)
-    image = ax.imshow(matrix, cmap=COLOURS, vmin=-largest, vmax=largest)
+    colours = load_pyplot().get_cmap(COLOURS).with_extremes(bad=PALE)
+    image = ax.imshow(matrix, cmap=colours, vmin=-largest, vmax=largest)
     ax.figure.colorbar(image, ax=ax, shrink=0.8, label=label or COUPLING)
     ax.locator_params(integer=True, nbins=6)
     return name_axes(ax, "unit", "unit")
@@ -66,14 +68,14 @@ def graph(
     diagonal is not shown.
 
     Args:
-        matrix: symmetric couplings, `(unit, unit)`.
+        matrix: symmetric couplings, `(unit, unit)`, with signs as for `couplings`.
         positions: coordinates of the units, `(unit, 2)`; None for a circle.
         num_edges: draw at most this many lines, those of the strongest couplings; None
             for all.
         names: the names of the units, written next to their dots.
         limit: the magnitude of the strongest colour and the widest line; None for the
             largest finite magnitude among the lines.
-        label: the label of the colour bar; None for "coupling".
+        label: the label of the colour bar; None as for `couplings`.
 
     >>> ax = graph([[0, 1, 0], [1, 0, -2], [0, -2, 0]])
     >>> len(ax.collections[0].get_segments())
@@ -128,7 +130,7 @@ def _drawable(matrix, positions):
     matrix = np.asarray(matrix)
     if not (matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0):
         raise ValueError(f"matrix must be square, got shape {matrix.shape}")
-    unlike = ~np.isclose(matrix, matrix.T, 1e-4, 1e-6, equal_nan=True)
+    unlike = _asymmetric(matrix)
     if unlike.any():
         i, j = np.argwhere(unlike)[0]
         raise ValueError(
@@ -143,6 +145,22 @@ def _drawable(matrix, positions):
             f"positions must have shape ({len(matrix)}, 2), got {places.shape}"
         )
     return matrix, places
+
+
+def _asymmetric(matrix):
+    """Whether each entry of a square matrix differs from its mirror image."""
+    return ~np.isclose(matrix, matrix.T, 1e-4, 1e-6, equal_nan=True)
+
+
+def _off_diagonal(matrix):
+    """Return a symmetric matrix with NaN on its diagonal, and any other unchanged.
+
+    Weights between two groups of units may be square, too, but are not symmetric.
+    """
+    is_square = matrix.shape[0] == matrix.shape[1]
+    if not is_square or _asymmetric(matrix).any():
+        return matrix
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
 def _edges(matrix, num_edges):

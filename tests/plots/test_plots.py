@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from probjax import hopfield, plots
+from probjax import hopfield, ising, plots
 from probjax.annealing import Annealed, Bracket, Estimate
 from probjax.diagnostics.goodness import Comparison
+from probjax.fitting.cross_validation import Validation
+from probjax.fitting.path import RegularisationPath
 
 
 def compared(observed, expected, stderr):
@@ -19,6 +21,18 @@ def side(log_weights, log_z=0.0, ess=1.0):
     """What figures need of an `Annealed`."""
     weights = np.asarray(log_weights, float)
     return SimpleNamespace(log_weights=weights, log_z=log_z, ess=ess)
+
+
+def a_path():
+    coupling = np.array([[0.0, 0, 0], [0, 2, 0], [1, 3, 0]])
+    params = ising.Params(np.ones((3, 3)), coupling)
+    counts, strengths = np.array([0, 1, 2]), np.array([1.0, 0.1, 0.01])
+    return RegularisationPath(strengths, params, np.ones(3), counts, np.ones(3, bool))
+
+
+def a_validation():
+    # The middle strength is best on one fold only, so the first is within noise.
+    return Validation(np.array([[1.0, 2.0, 5.0], [3.0, 1.0, 5.0]]), a_path())
 
 
 def annealed():
@@ -112,6 +126,8 @@ def test_what_the_data_do_not_hold_is_named_once():
         lambda ax: plots.population_count(compared([0.1], [0.2], [0.1]), ax=ax),
         lambda ax: plots.estimates([1.0], [0.1], ax=ax),
         lambda ax: plots.couplings(np.eye(2), ax=ax),
+        lambda ax: plots.path(a_path(), ax=ax),
+        lambda ax: plots.cross_validation(a_validation(), ax=ax),
         lambda ax: plots.weights(side([0, 1]), ax=ax),
         lambda ax: plots.convergence([1], [1], ax=ax),
         lambda ax: plots.autocovariance(jnp.eye(2), ax=ax),
@@ -135,10 +151,70 @@ def test_estimates_without_a_truth_are_in_their_own_order():
 
 
 def test_couplings_are_coloured_symmetrically_about_zero():
-    ax = plots.couplings(np.array([[np.nan, -3.0], [-3.0, 1.0]]), label="J")
+    ax = plots.couplings(np.array([[np.nan, -3.0], [-3.0, 9.0]]), label="J")
     assert ax.images[0].get_clim() == (-3, 3)
     assert ax.figure.axes[1].get_ylabel() == "J"
     assert plots.couplings(np.zeros((2, 3))).images[0].get_clim() == (-1, 1)
+
+
+def test_excitation_is_red_and_the_diagonal_is_left_out():
+    params = ising.from_matrix([[9.0, -0.5, 0], [-0.5, 9, 0.25], [0, 0.25, 9]])
+    ax = plots.couplings(ising.to_fields(params).coupling)
+    image = ax.images[0]
+    red, _, blue, _ = image.to_rgba(image.get_array())[0, 1]
+    assert red > blue
+    red, _, blue, _ = image.to_rgba(image.get_array())[1, 2]
+    assert blue > red
+    assert image.get_clim() == (-1, 1)
+    np.testing.assert_array_equal(image.get_array().mask, np.eye(3, dtype=bool))
+    assert "red excites" in ax.figure.axes[1].get_ylabel()
+
+
+def test_square_weights_between_two_groups_keep_their_diagonal():
+    image = plots.couplings(np.array([[1.0, 2], [3, 4]])).images[0]
+    np.testing.assert_array_equal(image.get_array(), [[1, 2], [3, 4]])
+
+
+def test_a_path_has_a_line_for_each_penalised_parameter():
+    ax = plots.path(a_path())
+    drawn = [line.get_ydata() for line in ax.lines[1:]]
+    np.testing.assert_array_equal(drawn, np.asarray(a_path().params.coupling).T)
+    assert ax.xaxis_inverted()
+    top = ax.child_axes[0]
+    ax.figure.canvas.draw()
+    assert [tick.get_text() for tick in top.get_xticklabels()] == ["0", "1", "2"]
+
+
+def test_a_path_can_be_drawn_of_a_function_of_the_parameters():
+    ax = plots.path(a_path(), of=lambda params: params.bias.sum())
+    (line,) = ax.lines[1:]
+    np.testing.assert_array_equal(line.get_ydata(), [3, 3, 3])
+    every = plots.path(a_path()._replace(params=np.ones((3, 2))))
+    assert len(every.lines) == 3
+
+
+def test_cross_validation_marks_the_best_and_the_simplest_strength():
+    found = a_validation()
+    ax = plots.cross_validation(found, label="mine")
+    curve, best, simplest = ax.lines[1], ax.lines[-2], ax.lines[-1]
+    np.testing.assert_array_equal(curve.get_ydata(), [2, 1.5, 5])
+    np.testing.assert_array_equal(best.get_xydata(), [[0.1, 1.5]])
+    np.testing.assert_array_equal(simplest.get_xydata(), [[1.0, 2.0]])
+    # Differences from the best of -1 and 2 have a standard error of 1.5.
+    bars = ax.collections[0].get_segments()
+    np.testing.assert_allclose([bar[:, 1] for bar in bars][:2], [[0.5, 3.5], [1.5] * 2])
+    said = ax.get_legend_handles_labels()[1]
+    assert sorted(said) == ["best: 0.1", "mine", "simplest within noise: 1"]
+
+
+def test_estimates_name_those_farthest_from_the_truth_in_standard_errors():
+    values, stderr = [1.0, 2.0, 3.0, 9.0], [0.1, 1.0, 0.1, np.inf]
+    ax = plots.estimates(
+        values, stderr, truth=[1.5, 0, 3, 0], names="abcd", num_names=2
+    )
+    assert [text.get_text() for text in ax.texts] == ["a", "b"]
+    alone = plots.estimates(values, stderr, names="abcd", num_names=1)
+    assert [text.get_text() for text in alone.texts] == ["c"]
 
 
 def test_a_graph_draws_the_strongest_on_top_and_widest():
@@ -172,7 +248,7 @@ def test_what_is_infinite_is_as_strong_as_the_strongest():
     few = plots.graph(matrix, num_edges=2, limit=5).collections[0]
     np.testing.assert_array_equal(few.get_array(), [5, -5])
     image = plots.couplings(matrix).images[0]
-    np.testing.assert_array_equal(image.get_array()[1], [2, 0, -2])
+    np.testing.assert_array_equal(image.get_array()[1].filled(np.nan), [2, np.nan, -2])
     assert image.get_clim() == (-2, 2)
     image.figure.canvas.draw()
 
@@ -459,6 +535,11 @@ def test_what_is_no_set_of_images_is_not_drawn(draw, message):
         (lambda: plots.agreement(np.ones(2), np.ones(3)), r"truth \(2,\), estimate"),
         (lambda: plots.agreement([], []), "same shape and not be empty"),
         (lambda: plots.estimates(np.ones(2), np.ones(2), truth=[1]), r"truth \(1,\)"),
+        (lambda: plots.estimates([1.0], [1.0], names="ab"), "names must have 1 entr"),
+        (
+            lambda: plots.estimates([1.0], [1.0], names="a", num_names=0),
+            "num_names must be",
+        ),
         (
             lambda: plots.population_count(compared([[1.0]], [[1.0]], [[1.0]])),
             r"one share for each count, got shape \(1, 1\)",
