@@ -10,11 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from probjax.fitting.history import (
+    Memory,
+    Vector,
+    cleared,
+    initial_memory,
+    inverse_hessian,
+    with_pair,
+    with_pairs,
+    without_pairs,
+)
 from probjax.fitting.optimisers import DescentMethod, Problem
 from probjax.recipe import recipe, static
-from probjax.types import Array, Float, PyTree, Scalar
-
-Vector = Float[Array, " n"]
+from probjax.types import Array, PyTree, Scalar
 
 # Constants of the Wolfe conditions: sufficient decrease, and curvature.
 _DECREASE, _CURVATURE = 1e-4, 0.9
@@ -22,8 +30,9 @@ _DECREASE, _CURVATURE = 1e-4, 0.9
 _ROUNDING_UNITS = 50
 # Evaluations of one line search before it is abandoned.
 _MAX_TRIES = 25
-# Steps without progress after which the method has stalled.
-_PATIENCE = 50
+# Steps without progress after which the method has stalled, if the gradient is as small
+# as its own rounding error, and if it is not.
+_PATIENCE, _LONG_PATIENCE = 50, 500
 # A step makes progress if it lowers the loss, or the squared norm of the gradient to
 # this fraction of the smallest one so far.
 _PROGRESS = 0.98
@@ -31,62 +40,6 @@ _PROGRESS = 0.98
 _MARGIN = 0.1
 # Factor by which a length grows while no length is known to be too long.
 _GROWTH = 4
-
-
-class Memory(NamedTuple):
-    """The last `m` pairs of a step and a change of gradient, the newest last.
-
-    Empty slots are zero.
-    """
-
-    steps: Float[Array, "m n"]
-    changes: Float[Array, "m n"]
-    curvature: Float[Array, " m"]
-    """Products steps_i . changes_i, zero for an empty slot."""
-
-
-def empty_memory(size: int, point: Vector) -> Memory:
-    """Return a memory of `size` empty slots."""
-    slots = jnp.zeros((size, len(point)), point.dtype)
-    return Memory(slots, slots, jnp.zeros(size, point.dtype))
-
-
-def with_pair(memory: Memory, step: Vector, change: Vector) -> Memory:
-    """Return the memory with one more pair, unless its curvature is not positive."""
-    curvature = step @ change
-    tiny = jnp.finfo(step.dtype).eps * jnp.linalg.norm(step) * jnp.linalg.norm(change)
-
-    def push(slots, new):
-        return jnp.where(
-            curvature > tiny, jnp.roll(slots, -1, 0).at[-1].set(new), slots
-        )
-
-    return Memory(
-        push(memory.steps, step),
-        push(memory.changes, change),
-        push(memory.curvature, curvature),
-    )
-
-
-def inverse_hessian(memory: Memory, vector: Vector) -> Vector:
-    """Multiply the approximate inverse Hessian by `vector` (two-loop recursion)."""
-    inverse = jnp.where(memory.curvature > 0, 1 / memory.curvature, 0)
-    inverse = jnp.where(jnp.isfinite(inverse), inverse, 0)
-
-    def backward(vector, slot):
-        step, change, rho = slot
-        amount = rho * (step @ vector)
-        return vector - amount * change, amount
-
-    def forward(vector, slot):
-        step, change, rho, amount = slot
-        return vector + (amount - rho * (change @ vector)) * step, None
-
-    slots = (memory.steps, memory.changes, inverse)
-    vector, amounts = jax.lax.scan(backward, vector, slots, reverse=True)
-    newest = memory.changes[-1] @ memory.changes[-1]
-    scale = jnp.where(newest > 0, memory.curvature[-1] / newest, 1)
-    return jax.lax.scan(forward, scale * vector, (*slots, amounts))[0]
 
 
 class Trial(NamedTuple):
@@ -128,6 +81,16 @@ class QuasiNewtonState(NamedTuple):
         """Point at which `value` and `gradient` were computed."""
         return self.point
 
+    @property
+    def smooth_gradient(self) -> Vector:
+        """Gradient of the loss without a penalty that is not smooth."""
+        return self.gradient
+
+    @property
+    def rough_value(self) -> Scalar:
+        """Value of a penalty that is not smooth: 0, because there is none."""
+        return jnp.zeros_like(self.value)
+
 
 @recipe
 class QuasiNewton(DescentMethod):
@@ -139,10 +102,11 @@ class QuasiNewton(DescentMethod):
     is too long.
 
     Args:
-        memory_size: number of pairs that approximate the inverse Hessian.
+        memory_size: number of pairs that approximate the inverse Hessian; None for
+            `num_pairs` of the number of parameters.
     """
 
-    memory_size: int = static(default=20)
+    memory_size: int | None = static(default=None)
 
     def start(self, point: Vector, state: Any = None) -> QuasiNewtonState:
         infinite = jnp.asarray(jnp.inf, point.dtype)
@@ -153,7 +117,7 @@ class QuasiNewton(DescentMethod):
             gradient=jnp.zeros_like(point),
             accepted=jnp.asarray(False),
             stalled=jnp.asarray(False),
-            memory=empty_memory(self.memory_size, point),
+            memory=initial_memory(self.memory_size, point, state),
             direction=jnp.zeros_like(point),
             length=zero,
             near=Trial(zero, infinite, zero),
@@ -173,18 +137,25 @@ class QuasiNewton(DescentMethod):
         evaluation = Trial(state.length, value, gradient @ state.direction)
         first = jnp.isinf(state.value)
         too_long, too_short = _length_errors(state, evaluation)
+        is_accepted = first | ~(too_long | too_short)
+        memory = with_pair(
+            state.memory,
+            trial - state.point,
+            gradient - state.gradient,
+            where=is_accepted,
+        )
+        state, pairs = without_pairs(state._replace(memory=memory))
 
         def accept():
-            step, change = trial - state.point, gradient - state.gradient
-            memory = with_pair(state.memory, step, change)
             best, idle = _improvement(state, value, gradient @ gradient)
+            at_rest = jnp.max(jnp.abs(gradient)) <= gradient_rounding(value)
+            patience = jnp.where(at_rest, _PATIENCE, _LONG_PATIENCE)
             accepted = state._replace(
                 point=trial,
                 value=value,
                 gradient=gradient,
                 accepted=~first,
-                stalled=~jnp.isfinite(value + gradient.sum()) | (idle > _PATIENCE),
-                memory=memory,
+                stalled=~jnp.isfinite(value + gradient.sum()) | (idle > patience),
                 best=best,
                 idle=idle,
             )
@@ -203,18 +174,16 @@ class QuasiNewton(DescentMethod):
             restarted = self._restarted(narrowed)
             return select(narrowed.tries < _MAX_TRIES, narrowed, restarted)
 
-        return jax.lax.cond(first | ~(too_long | too_short), accept, narrow)
+        return with_pairs(jax.lax.cond(is_accepted, accept, narrow), pairs)
 
     def _restarted(self, state):
         """Search along the negative gradient, without the memory.
 
         The method has stalled if the memory was empty already.
         """
-        downhill = _start_search(
-            state._replace(memory=empty_memory(self.memory_size, state.point)),
-            -state.gradient,
-        )
-        return downhill._replace(stalled=state.memory.curvature[-1] <= 0)
+        emptied = state._replace(memory=cleared(state.memory))
+        downhill = _start_search(emptied, -state.gradient)
+        return downhill._replace(stalled=state.memory.newest_curvature <= 0)
 
 
 def _start_search(state, direction):
@@ -226,7 +195,7 @@ def _start_search(state, direction):
     is_ascent = ~(slope < 0)
     direction = jnp.where(is_ascent, -state.gradient, direction)
     slope = jnp.where(is_ascent, -(state.gradient @ state.gradient), slope)
-    is_newton_step = ~is_ascent & (state.memory.curvature[-1] > 0)
+    is_newton_step = ~is_ascent & (state.memory.newest_curvature > 0)
     steepness = jnp.maximum(jnp.linalg.norm(state.gradient), 1)
     zero = jnp.zeros_like(slope)
     infinite = jnp.full_like(slope, jnp.inf)
@@ -278,6 +247,11 @@ def _next_length(near, far):
 def loss_rounding(value: Scalar) -> Scalar:
     """Bound the rounding error of a loss near `value`, a sum of many terms."""
     return _ROUNDING_UNITS * jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
+
+
+def gradient_rounding(value: Scalar) -> Scalar:
+    """Estimate the rounding error of an entry of the gradient near a loss `value`."""
+    return jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
 
 
 def select(condition: Array, first: PyTree, second: PyTree) -> PyTree:

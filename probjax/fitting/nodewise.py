@@ -1,12 +1,17 @@
-"""Independent fits of all units, in one `vmap`.
+"""Independent fits of all units, in batches under `vmap`.
 
 The losses are in `probjax.objectives.nodes`. Each unit has its own parameters, so that
 every coupling is estimated twice, once from each of its two units; `ising.symmetrised`
 returns the mean of the two estimates.
+
+If the energy has the closed forms `unit_params` and `unit_energy`, the fit of a unit
+moves only the parameters of that unit: d numbers for d units and not d (d + 1) / 2.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +22,21 @@ from probjax import random
 from probjax.checks import check_count, is_concrete, warn
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.fit import fit
-from probjax.fitting.result import ConvergenceWarning, Fit
+from probjax.fitting.history import without_pairs
+from probjax.fitting.loss import CACHED_ROWS
+from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
 from probjax.fitting.stopping import GradientNorm, StoppingRule, rule_for_strength
 from probjax.interfaces import Penalty
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.missing import draw_from_others
-from probjax.objectives.penalty import L1, GroupL1
-from probjax.potential import potential
+from probjax.objectives.penalty import L1, L2, GroupL1, PenaltySum
+from probjax.potential import closed_forms, potential
 from probjax.states import num_sites
 from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree
+
+# Numbers in the fit of a unit, per parameter (mostly the history of L-BFGS) and per row
+# of a chunk; and the most in a batch of units.
+_STATES_PER_UNIT, _GAPS_PER_ROW, _MAX_NUMBERS = 60, 10, 2**26
 
 
 def fit_nodes(
@@ -56,9 +67,11 @@ def fit_nodes(
             missing.
 
     Returns:
-        A `Fit` whose leaves have a leading axis of units. For each unit, only the
-        parameters on which its loss depends are meaningful. A `ConvergenceWarning`
-        names the units whose fits have not converged.
+        A `Fit` whose leaves have a leading axis of units, without the history of the
+        optimisation method. `params` are the parameters of each unit, such as
+        `ising.UnitParams`. If the energy has no closed form for them, every unit has
+        all parameters, and only those on which its loss depends are meaningful. A
+        `ConvergenceWarning` names the units whose fits have not converged.
 
     >>> from probjax import exact, ising
     >>> from probjax.objectives import LogRISE
@@ -69,44 +82,109 @@ def fit_nodes(
     >>> ising.coupling_matrix(ising.symmetrised(found.params)).round(3).tolist()
     [[0.5, -1.0], [-1.0, 0.25]]
     """
-    data = as_data(data)
     # Check the data here, because under vmap their values cannot be read.
-    data = make(energy, jnp.asarray(0)).prepare(params, data)
+    objective = make(energy, jnp.asarray(0))
+    data = objective.prepare(params, as_data(data))
     if stop is None and isinstance(penalty, L1 | GroupL1):
         stop = rule_for_strength(params, penalty.strength)
     elif stop is None:
         stop = GradientNorm()
+    if penalty is None and stop.needs_minimum:
+        warn_of_unbounded(objective, params, data)
+    units = _units(energy, params, penalty, num_sites(data.x))
 
-    def fit_one(node, start, x, weights):
-        return fit(
-            key,
-            make(energy, node),
-            start,
-            Data(x, weights),
-            penalty=penalty,
-            steps_per_round=steps_per_round,
-            stop=stop,
-        )
+    def fit_all(starts, x, weights):
+        def fit_one(unit):
+            number, start = unit
+            own = weights if observed is None else weights * observed[:, number]
+            found = fit(
+                key,
+                make(units.energy, number),
+                start,
+                Data(x, own),
+                penalty=units.penalty(number),
+                steps_per_round=steps_per_round,
+                stop=stop,
+            )
+            return found._replace(opt_state=without_pairs(found.opt_state)[0])
 
-    units = jnp.arange(num_sites(data.x))
+        numbers = jnp.arange(num_sites(data.x))
+        return _map_units(fit_one, (numbers, starts), num_rows(data))
+
+    observed = None
     if data.mask is None:
-        fit_all = jax.vmap(fit_one, (0, None, None, None))
-        return _with_warning(fit_all(units, params, data.x, data.weights))
+        return _with_warning(fit_all(units.params, data.x, data.weights))
     check_count("num_rounds", num_rounds, least=2)
     # For each unit, only rows in which it was observed have weight.
-    row_weights = jnp.ones(num_rows(data)) if data.weights is None else data.weights
+    weights = jnp.ones(num_rows(data)) if data.weights is None else data.weights
     observed = jax.vmap(lambda mask: ravel_pytree(mask)[0])(data.mask)
-    weights = observed.T * row_weights[None]
-    fit_all = jax.vmap(fit_one, (0, 0, None, 0))
     fill_key, sweep_key = jax.random.split(key)
     x = draw_from_others(fill_key, data)
-    start = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(units)), params)
-    found = fit_all(units, start, x, weights)
+    found = fit_all(units.params, x, weights)
     for number in range(1, num_rounds):
         round_key = jax.random.fold_in(sweep_key, number)
-        x = _impute(round_key, energy, found.params, x, observed)
-        found = fit_all(units, found.params, x, weights)
+        x = _impute(round_key, units.energy, found.params, x, observed)
+        found = fit_all(found.params, x, weights)
     return _with_warning(found)
+
+
+class _Units(NamedTuple):
+    """Parts of the fits of single units."""
+
+    energy: Energy
+    """Energy of the parameters of one unit."""
+    params: Params
+    """Initial parameters of every unit, with a leading axis of units."""
+    penalty: Callable[[Array], Penalty | None]
+    """Penalty on the parameters of one unit."""
+
+
+def _units(energy, params, penalty, num_units):
+    """Split the parameters and the penalty into parts of units, if that is possible."""
+    forms = closed_forms(energy)
+    if "unit_params" not in forms or not _is_separable(penalty):
+        stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_units), params)
+        return _Units(energy, stacked, lambda unit: penalty)
+    if penalty is not None:
+        # Raise for wrong weights before they are split.
+        jax.eval_shape(penalty.value, params)
+
+    def own(tree, unit):
+        whole = jax.tree.map(
+            lambda p, w: jnp.broadcast_to(w, jnp.shape(p)), params, tree
+        )
+        return forms["unit_params"](whole, unit)
+
+    starts = jax.vmap(own, (None, 0))(params, jnp.arange(num_units))
+    own_penalty = partial(_own_penalty, own, penalty)
+    return _Units(forms["unit_energy"], starts, own_penalty)
+
+
+def _is_separable(penalty):
+    """Whether a penalty is a sum over parameters that `_own_penalty` can split."""
+    if isinstance(penalty, PenaltySum):
+        return _is_separable(penalty.first) and _is_separable(penalty.second)
+    return penalty is None or isinstance(penalty, L1 | L2 | GroupL1)
+
+
+def _own_penalty(own, penalty, unit):
+    if isinstance(penalty, PenaltySum):
+        parts = (penalty.first, penalty.second)
+        return PenaltySum(*(_own_penalty(own, part, unit) for part in parts))
+    if penalty is None or penalty.weights is None:
+        return penalty
+    return dataclasses.replace(penalty, weights=own(penalty.weights, unit))
+
+
+def _map_units(fit_one, units, num_rows):
+    """Map over units, in batches whose states and gaps have at most 2^26 numbers."""
+    numbers, starts = units
+    size = sum(leaf.size for leaf in jax.tree.leaves(starts)) // len(numbers)
+    per_unit = _STATES_PER_UNIT * size + _GAPS_PER_ROW * min(num_rows, CACHED_ROWS)
+    batch_size = max(1, _MAX_NUMBERS // per_unit)
+    if batch_size >= len(numbers):
+        return jax.vmap(fit_one)(units)
+    return jax.lax.map(fit_one, units, batch_size=batch_size)
 
 
 def _with_warning(found):

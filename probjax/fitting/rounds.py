@@ -7,6 +7,7 @@ rounds and steps are loop bounds and not shapes, so that changing them does not
 recompile anything.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,14 @@ import jax.numpy as jnp
 from probjax.data.chunks import put, take
 from probjax.data.rows import num_rows
 from probjax.devices import on_host, shard_rows
+from probjax.fitting.distance import (
+    Descent,
+    RowSample,
+    next_descent,
+    row_sample,
+    start_descent,
+)
+from probjax.fitting.history import Pairs, with_pairs, without_pairs
 from probjax.fitting.minibatches import (
     Batches,
     initial_batches,
@@ -23,7 +32,13 @@ from probjax.fitting.minibatches import (
     next_round,
 )
 from probjax.fitting.optimisers import Problem
-from probjax.fitting.plan import Coordinates, RoundsPlan, coordinates_of, make_problem
+from probjax.fitting.plan import (
+    Coordinates,
+    RoundsPlan,
+    coordinates_of,
+    has_distance,
+    make_problem,
+)
 from probjax.fitting.stopping import Progress
 from probjax.trees import float_dtype
 from probjax.types import (
@@ -68,6 +83,13 @@ class Run(NamedTuple):
     """Whether the stopping rule is met."""
     stopped: Array
     """Whether the stopping rule ends the whole fit."""
+    descent: Descent | tuple[()]
+    """Recent steps; () if the stopping rule does not use the distance from them."""
+
+    @property
+    def distance(self) -> Any:
+        """Distance from the minimum in standard errors; infinite if not known."""
+        return self.descent.distance if self.descent else math.inf
 
 
 def run_rounds(
@@ -103,7 +125,9 @@ def advance(
             run = begin(run)
         else:
             # A piece may start in the middle of a round.
-            run = jax.lax.cond(run.round_ended, begin, lambda run: run, run)
+            light, pairs = without_pairs(run)
+            light = jax.lax.cond(run.round_ended, begin, lambda run: run, light)
+            run = with_pairs(light, pairs)
         return _descend(plan, key, run, params, data, limit)
 
     run = jax.lax.while_loop(busy, one_round, run)
@@ -143,6 +167,7 @@ def progress(run: Run) -> Progress:
         run.gradient_norm,
         run.params,
         run.context.shared,
+        run.distance,
     )
 
 
@@ -179,7 +204,12 @@ def start(
         round_ended=~false,
         met=false,
         stopped=false,
+        descent=_start_descent(plan, coordinates.point(params)),
     )
+
+
+def _start_descent(plan, point):
+    return start_descent(point) if has_distance(plan) else ()
 
 
 def begin_round(
@@ -208,6 +238,7 @@ def begin_round(
         round=number,
         round_step=jnp.zeros_like(run.round_step),
         round_ended=jnp.asarray(False),
+        descent=_start_descent(plan, run.method.point),
     )
 
 
@@ -219,6 +250,7 @@ def _descend(plan, key, run, params, data, limit):
     """Descend until the round ends or the fit has taken `limit` steps."""
     coordinates = coordinates_of(plan, params)
     _, _, shuffle_key = _round_keys(key, run.round)
+    sample = row_sample(data, run.context.rows) if has_distance(plan) else None
 
     def busy(run):
         more = True if limit is None else run.step < limit
@@ -239,9 +271,21 @@ def _descend(plan, key, run, params, data, limit):
         problem, evaluate = make_problem(plan, coordinates, rows, context)
         value, gradient = evaluate(coordinates.method.ask(run.method))
         run = run._replace(batches=batches)
-        return tell(plan, coordinates, run, data, problem, value, gradient)
+        evaluation = Evaluated(problem, value, gradient)
+        return tell(plan, coordinates, run, data, sample, evaluation)
 
     return jax.lax.while_loop(busy, evaluate_once, run)
+
+
+class Evaluated(NamedTuple):
+    """The loss at the point that `ask` returned."""
+
+    problem: Problem
+    """Optional inputs of the optimisation method."""
+    value: Scalar
+    """Loss."""
+    gradient: PyTree
+    """Gradient of the loss in the coordinates."""
 
 
 def tell(
@@ -249,25 +293,32 @@ def tell(
     coordinates: Coordinates,
     run: Run,
     data: Data,
-    problem: Problem,
-    value: Scalar,
-    gradient: PyTree,
+    sample: RowSample | None,
+    evaluated: Evaluated,
 ) -> Run:
     """Return the run after the loss was evaluated at the point that `ask` returned.
 
     Args:
         data: rows that the stopping rule receives.
-        problem: optional inputs of the optimisation method.
-        value: loss at that point.
-        gradient: gradient of the loss in the coordinates.
+        sample: rows from which the distance from the minimum is estimated; None if the
+            stopping rule does not use it.
     """
-    method = coordinates.method.tell(problem, run.method, value, gradient)
+    method = coordinates.method.tell(
+        evaluated.problem, run.method, evaluated.value, evaluated.gradient
+    )
+    descent: Any = run.descent
+    if sample is not None:
+        descent = next_descent(
+            plan.objective, coordinates, sample, descent, run.method, method
+        )
     norm = coordinates.gradient_norm(method)
     num_new = jnp.where(method.accepted, 1, 0)
     place = jnp.where(method.accepted, run.step - run.first, len(run.losses))
     step, round_step = run.step + num_new, run.round_step + num_new
     params = coordinates.params(method.point)
-    report = Progress(run.round, step, method.value, norm, params, run.context.shared)
+    distance = descent.distance if descent else math.inf
+    shared = run.context.shared
+    report = Progress(run.round, step, method.value, norm, params, shared, distance)
     met = stopped = jnp.asarray(False)
     rule = plan.stop if plan.batch_size is None else plan.stop.on_batches()
     if rule is not None:
@@ -285,6 +336,7 @@ def tell(
         round_ended=met | is_last_step | method.stalled,
         met=met,
         stopped=stopped,
+        descent=descent,
     )
 
 
@@ -294,4 +346,34 @@ def _round_keys(key, number):
 
 
 start_compiled = jax.jit(start)
-advance_compiled = jax.jit(advance)
+
+
+def advance_compiled(
+    plan: RoundsPlan,
+    key: PRNGKeyArray,
+    run: Run,
+    params: Params,
+    data: Data,
+    limit: int,
+) -> Run:
+    """Compute `advance` in one compiled program, which overwrites the history of `run`.
+
+    Callers may keep everything else of `run`. The history of L-BFGS is many times as
+    large as the parameters, so that a second copy would dominate the memory of a fit.
+    """
+    light, pairs = without_pairs(run)
+    return advance_in_place(plan, key, pairs, light, params, data, limit)
+
+
+@partial(jax.jit, donate_argnums=2)
+def advance_in_place(
+    plan: RoundsPlan,
+    key: PRNGKeyArray,
+    pairs: Pairs,
+    run: Run,
+    params: Params,
+    data: Data,
+    limit: Array | int,
+) -> Run:
+    """Compute `advance` of a run without its history `pairs`, which are donated."""
+    return advance(plan, key, with_pairs(run, pairs), params, data, limit)

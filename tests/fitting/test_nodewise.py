@@ -13,7 +13,7 @@ from small_models import (
     random_ising,
 )
 
-from probjax import L1, Data, ising
+from probjax import L1, L2, Data, ising
 from probjax.fitting import ConvergenceWarning, fit_nodes
 from probjax.objectives import (
     RISE,
@@ -22,6 +22,8 @@ from probjax.objectives import (
     RatioMatching,
     screening_strength,
 )
+from probjax.objectives.penalty import PenaltySum
+from probjax.potential import closed_forms
 
 SIZE = 4
 DATA = counted_states(SIZE)
@@ -60,14 +62,17 @@ def test_fits_of_single_units_equal_a_reference(make, x64):
     couplings = np.zeros((SIZE, SIZE))
     for node in range(SIZE):
         mine = jax.tree.map(lambda leaf, n=node: np.asarray(leaf)[n], found.params)
-        row = -np.delete(matrix_of(mine)[node], node) / 2
+        assert mine.coupling[node] == 0
+        row = -np.delete(mine.coupling, node) / 2
         np.testing.assert_allclose(row, expected[node, 1:], atol=1e-6)
         np.testing.assert_array_equal(row == 0, expected[node, 1:] == 0)
-        field = row.sum() - mine.bias[node] / 2
+        field = row.sum() - mine.bias / 2
         np.testing.assert_allclose(field, expected[node, 0], atol=1e-6)
         couplings[node, np.arange(SIZE) != node] = row
     merged = jax.jit(ising.symmetrised)(found.params)
-    np.testing.assert_allclose(ising.to_spins(merged).field, expected[:, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        ising.to_fields(merged, spins=True).field, expected[:, 0], atol=1e-6
+    )
     merged = -(matrix_of(merged) - np.diag(np.asarray(merged.bias))) / 2
     np.testing.assert_allclose(merged, (couplings + couplings.T) / 2, atol=1e-12)
     assert 0 < np.sum(couplings == 0) - SIZE < SIZE * (SIZE - 1)
@@ -97,6 +102,60 @@ def test_gradients_vanish_at_the_true_parameters(energy, x64):
 def test_the_published_strength_is_what_the_rule_says(key):
     expected = 0.4 * np.sqrt(np.log(16 / 0.05) / 1e6)
     np.testing.assert_allclose(screening_strength(4, 1e6, constant=0.4), expected)
+
+
+def without_unit_forms(params, x):
+    return ising.energy(params, x)
+
+
+WEIGHTED = L1(0.02, weights=ising.Params(np.zeros(SIZE), np.linspace(0, 2, 6)))
+
+
+@pytest.mark.parametrize(
+    ("penalty", "edges"),
+    [
+        (None, None),
+        (PenaltySum(WEIGHTED, L2(0.01)), None),
+        (L2(0.01), ((0, 1), (1, 3))),
+    ],
+)
+def test_fits_of_the_own_parameters_of_units_equal_those_of_all(penalty, edges, x64):
+    start = ising.init(jax.random.key(0), SIZE, edges=edges)
+    fits = [
+        fit_nodes(jax.random.key(1), LogRISE, energy, start, DATA, penalty=penalty)
+        for energy in (ising.energy, without_unit_forms)
+    ]
+    assert fits[0].params.coupling.shape == (SIZE, SIZE)
+    own, all_params = (ising.symmetrised(found.params) for found in fits)
+    np.testing.assert_allclose(own.bias, all_params.bias, atol=1e-5)
+    np.testing.assert_allclose(own.coupling, all_params.coupling, atol=1e-5)
+    if penalty is None:
+        np.testing.assert_allclose(fits[0].loss, fits[1].loss, rtol=1e-9)
+
+
+def test_units_in_batches_equal_those_in_one(monkeypatch):
+    key, start = jax.random.key(0), flat_ising(SIZE)
+    whole = fit_nodes(key, RISE, ising.energy, start, DATA)
+    size = 60 * SIZE + 10 * len(DATA.x)
+    monkeypatch.setattr("probjax.fitting.nodewise._MAX_NUMBERS", 3 * size)
+    parts = fit_nodes(key, RISE, ising.energy, start, DATA)
+    np.testing.assert_allclose(parts.params.coupling, whole.params.coupling, atol=1e-4)
+
+
+def test_a_unit_has_the_gap_of_its_model():
+    params = random_ising(0, SIZE)
+    x = all_states(SIZE)[5].astype(np.float32)
+    expected = ising.flip_gaps(params, x)
+    for unit in range(SIZE):
+        form = closed_forms(ising.unit_energy)["flip_gap"]
+        gap = form(ising.unit_params(params, unit))(x, unit)
+        np.testing.assert_allclose(gap, expected[unit], rtol=1e-6)
+
+
+def test_bad_weights_are_refused_with_the_parameters_of_the_model(key):
+    penalty = L1(0.1, weights=ising.Params(0.0, np.ones(5)))
+    with pytest.raises(ValueError, match=r"one number or have shape \(6,\)"):
+        fit_nodes(key, RISE, ising.energy, flat_ising(SIZE), DATA, penalty=penalty)
 
 
 def test_bad_data_are_refused_before_the_units_are_fitted(key):
