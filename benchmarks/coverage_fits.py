@@ -32,7 +32,9 @@ SIZE, NUM_ROWS = 5, 1000
 TRUTH = ising.init(jax.random.key(1), SIZE, scale=0.4)
 STATES = exact.states(SIZE)
 # Sweeps seldom turn all units over.
-SLOW = ising.from_spins(0.35 * (1 - np.eye(SIZE)), np.linspace(-0.1, 0.2, SIZE))
+SLOW = ising.from_fields(
+    0.35 * (1 - np.eye(SIZE)), np.linspace(-0.1, 0.2, SIZE), spins=True
+)
 NUM_CHAINS, RHO = 20, 0.7
 OPTIONS: dict[str, Any] = dict(sampler=HeatBath(), num_draws=400)
 

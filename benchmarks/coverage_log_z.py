@@ -80,7 +80,7 @@ def both_from_one_chain(key, coupling):
     """Successive draws of one chain of spins that align, from a draw of the target."""
     draw_key, chain_key, key = jax.random.split(key, 3)
     matrix = coupling * (1 - np.eye(SIZE))
-    params = ising.from_spins(matrix, np.linspace(-0.1, 0.2, SIZE))
+    params = ising.from_fields(matrix, np.linspace(-0.1, 0.2, SIZE), spins=True)
     x = exact.sample(draw_key, ising.energy, params, SIZE, num_draws=1)
     options: dict[str, Any] = dict(sampler=HeatBath(), num_draws=200)
     x = sample(chain_key, ising.energy, params, x, **options).x[0]

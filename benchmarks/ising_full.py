@@ -129,7 +129,7 @@ def connected(key: jax.Array) -> np.ndarray:
         0.08 * np.asarray(jax.random.gamma(rate_key, 4.0, (SIZE,))), 0.1, 0.6
     )
     away = 2 * rate - 1
-    params = ising.from_spins(coupling, np.arctanh(away) - coupling @ away)
+    params = ising.from_fields(coupling, np.arctanh(away) - coupling @ away, spins=True)
     return np.asarray(ising.coupling_matrix(params))
 
 

@@ -276,7 +276,9 @@ def thrml_contrast(x: np.ndarray, edges: ising.Edges, num_steps: int):
     def call(turn):
         weights, fields = train(jax.random.key(turn))
         half = jnp.zeros((len(fields), len(fields))).at[first, second].set(weights)
-        return ising.coupling_matrix(ising.from_spins(half + half.T, fields))
+        return ising.coupling_matrix(
+            ising.from_fields(half + half.T, fields, spins=True)
+        )
 
     return call
 

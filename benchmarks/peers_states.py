@@ -141,7 +141,7 @@ def thrml_lattice(edges: ising.Edges, size: int) -> Lattice:
 def by_thrml(matrix: jax.Array, num_draws: int):
     thrml = load("thrml")
     lattice = thrml_lattice(EDGES, SIZE)
-    spins = ising.to_spins(ising.from_matrix(matrix))
+    spins = ising.to_fields(ising.from_matrix(matrix), spins=True)
     model = lattice.model(spins.coupling[*PAIRS], spins.field)
     program = thrml.models.IsingSamplingProgram(model, lattice.blocks, [])
     schedule = thrml.SamplingSchedule(NUM_WARMUP + 1, num_draws, 1)
@@ -163,7 +163,7 @@ def by_thrml(matrix: jax.Array, num_draws: int):
 
 def by_netket(matrix: jax.Array, num_draws: int):
     netket = load("netket")
-    spins = ising.to_spins(ising.from_matrix(matrix))
+    spins = ising.to_fields(ising.from_matrix(matrix), spins=True)
     space = netket.hilbert.Spin(0.5, SIZE)
     walk = netket.sampler.MetropolisLocal(
         space, n_chains=NUM_CHAINS, sweep_size=SIZE, dtype=np.float32

@@ -48,7 +48,9 @@ def row(name, folder) -> tuple:
     penalty = L1(strength / 2, weights=ising.couplings_only(start))
     key = jax.random.key(0)
     found = fit_nodes(key, make, ising.energy, start, data, penalty=penalty)
-    ours = np.asarray(ising.to_spins(ising.symmetrised(found.params)).coupling)
+    ours = np.asarray(
+        ising.to_fields(ising.symmetrised(found.params), spins=True).coupling
+    )
     pairs = np.triu_indices(len(theirs), 1)
     worst = np.abs(ours - theirs)[pairs].max()
     return name, strength, ours[0, 1], theirs[0, 1], worst, bool(found.converged.all())

@@ -57,7 +57,7 @@ def lattice(strength: float) -> tuple[np.ndarray, jax.Array]:
     pairs = np.array(edges())
     values = strength * jax.random.rademacher(signs, (len(pairs),), float)
     half = jnp.zeros((SIZE, SIZE)).at[pairs[:, 0], pairs[:, 1]].set(values)
-    params = ising.from_spins(half + half.T, jnp.zeros(SIZE))
+    params = ising.from_fields(half + half.T, jnp.zeros(SIZE), spins=True)
     matrix = ising.coupling_matrix(params)
     x = exact.lattice.sample(draws, matrix, SHAPE, num_draws=ROWS, periodic=True)
     return np.asarray(half[np.triu_indices(SIZE, 1)] != 0), x

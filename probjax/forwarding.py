@@ -9,13 +9,14 @@ compares the members of both classes.
 import dataclasses
 from typing import Any, Literal, Self
 
-from probjax.interfaces import Objective, Sampler
+from probjax.interfaces import Chart, Objective, Sampler
 from probjax.potential import Potential
 from probjax.types import (
     Array,
     Context,
     Data,
     Domain,
+    Energy,
     Float,
     Info,
     Params,
@@ -59,8 +60,18 @@ class ForwardingObjective(Objective):
     def couples_rows(self) -> bool:
         return self.objective.couples_rows
 
+    @property
+    def energy(self) -> Energy | None:
+        return self.objective.energy
+
     def unbounded(self, params: Params, data: Data) -> str:
         return self.objective.unbounded(params, data)
+
+    def chart(self, params: Params, data: Data) -> Chart | None:
+        return self.objective.chart(params, data)
+
+    def couplings(self, params: Params) -> Params | None:
+        return self.objective.couplings(params)
 
     def statistic(self, params: Params, x: State) -> Float[Array, " statistic"]:
         return self.objective.statistic(params, x)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from probjax.potential import Potential
+from probjax.potential import Potential, couplings, default_chart, unbounded
 from probjax.trees import first_row, floating, weighted_mean
 from probjax.types import (
     Array,
@@ -146,9 +146,30 @@ class Objective(ABC):
         """Whether the value of a row depends on other rows."""
         return False
 
+    energy: Any = None
+    """Energy of the model, whose closed forms the next three members return by default;
+    None if the objective does not have one."""
+
     def unbounded(self, params: Params, data: Data) -> str:
         """Describe which parameters have no finite estimate; "" if none are known."""
-        return ""
+        return "" if self.energy is None else unbounded(self.energy, params, data)
+
+    def chart(self, params: Params, data: Data) -> "Chart | None":
+        """Return the coordinates in which to descend by default; None for plain ones.
+
+        The chart must be a bijection, so that the minimum does not depend on it. `data`
+        may be traced.
+        """
+        return None if self.energy is None else default_chart(self.energy, params, data)
+
+    def couplings(self, params: Params) -> Params | None:
+        """Return a tree like `params`, 1 for couplings and 0 for biases.
+
+        Penalties without weights of their own spare the biases. None if the objective
+        does not distinguish them. The numbers must not depend on the values of
+        `params`.
+        """
+        return None if self.energy is None else couplings(self.energy, params)
 
     def statistic(self, params: Params, x: State) -> Float[Array, " statistic"]:
         """Compute a vector for one row; `of_mean` of its mean over rows is a loss term.
@@ -320,13 +341,35 @@ class Penalty(ABC):
         """
         return None
 
-    def sparing(self, couplings: Params) -> "Penalty":
+    def sparing(self, couplings: Params, bias_strength: Scalar | float) -> "Penalty":
         """Return the penalty restricted to couplings, if it has no weights of its own.
 
-        `couplings` is a tree like the parameters, 1 for couplings and 0 for biases. By
+        `fit` calls this method with the couplings that the objective declares. By
         default the penalty does not change.
+
+        Args:
+            couplings: a tree like the parameters, 1 for couplings and 0 for biases.
+            bias_strength: strength of a faint `L2` on biases, which keeps them finite.
         """
         return self
+
+    def parts(self) -> "tuple[Penalty | None, Penalty | None]":
+        """Return the smooth part and the part that is not smooth; None if absent.
+
+        Their sum is the penalty.
+        """
+        return (self, None) if self.smooth else (None, self)
+
+    def in_chart(self, scales: Params) -> "Penalty | None":
+        """Return the penalty as a function of coordinates; None if it has another form.
+
+        Args:
+            scales: a tree like the parameters, with parameter = scale * coordinate for
+                each entry. A leaf is one number or an array like the parameters. The
+                Python number 0.0 marks a leaf that is not proportional to its
+                coordinates, which the penalty must not contain.
+        """
+        return None
 
 
 class Chart(ABC):
@@ -350,3 +393,12 @@ class Chart(ABC):
     @abstractmethod
     def inverse(self, coordinates: PyTree) -> Params:
         """Compute the parameters at `coordinates`."""
+
+    def scales(self, params: Params) -> PyTree | None:
+        """Return factors with params = factor * coordinate, in a tree like `params`.
+
+        The factor 0.0 stands for entries that are not proportional to their coordinate.
+        None, the default, means that no entry is known to be. A penalty that is not
+        smooth can be used with the chart if its entries are proportional.
+        """
+        return None

@@ -42,10 +42,22 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     - `flip_gap`: the gap of bit n;
     - `site_gap`: the gaps of site n, for every letter.
 
+    A pair of forms for fits of single units, see `fit_nodes`:
+
+    - `unit_params(params, n)`: the parameters on which the gap of bit n depends;
+    - `unit_energy`: an energy of these parameters, whose closed form `flip_gap` is the
+      gap of that bit.
+
     Functions that return a description, or "" if there is nothing to report:
 
     - `unbounded(params, data)`: which parameters have no finite estimate, and why;
     - `unnormalisable(params)`: why exp(-E) has no finite integral.
+
+    Properties that `fit` uses by default:
+
+    - `chart(params, data)`: a `Chart`, well-conditioned coordinates for these data;
+    - `couplings(params)`: a tree like `params` with one number for each leaf or entry,
+      1 for couplings and 0 for biases and fields, which penalties spare.
 
     >>> from probjax.potential import potential
     >>> def gaps(bias, x):
@@ -58,7 +70,8 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     [-1.0, 3.0]
     """
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
-    known |= {"unbounded", "unnormalisable"}
+    known |= {"unbounded", "unnormalisable", "chart", "couplings"}
+    known |= {"unit_params", "unit_energy"}
     if unknown := set(forms) - known:
         raise ValueError(
             f"closed forms must be among {sorted(known)}, got {sorted(unknown)}"
@@ -262,6 +275,18 @@ def unbounded(energy: Energy, params: Params, data: Data) -> str:
     """Describe which parameters have no finite estimate; "" if none are known."""
     form = closed_forms(energy).get("unbounded")
     return "" if form is None else form(params, data)
+
+
+def default_chart(energy: Energy, params: Params, data: Data) -> Any:
+    """Return the `Chart` that the energy provides; None if it provides none."""
+    form = closed_forms(energy).get("chart")
+    return None if form is None else form(params, data)
+
+
+def couplings(energy: Energy, params: Params) -> Params | None:
+    """Return 1 for couplings and 0 for biases; None if the energy declares nothing."""
+    form = closed_forms(energy).get("couplings")
+    return None if form is None else form(params)
 
 
 def _combine(weights, terms):

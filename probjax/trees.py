@@ -82,3 +82,62 @@ def flat_rows(rows: PyTree) -> Float[Array, "row n"]:
 def zeros_of(shapes: PyTree) -> PyTree:
     """Return zeros of the shapes and dtypes that `jax.eval_shape` returned."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def known_values(values: Any) -> np.ndarray | None:
+    """Return an array as a NumPy array; None if its values cannot be read.
+
+    Values of traced arrays, of deleted arrays, of arrays on other processes and of
+    abstract shapes cannot be read.
+
+    >>> known_values(jnp.arange(2)).tolist()
+    [0, 1]
+    >>> known_values(jax.ShapeDtypeStruct((2,), jnp.float32)) is None
+    True
+    """
+    if not is_concrete(values):
+        return None
+    if isinstance(values, jax.Array):
+        is_local = values.is_fully_addressable or values.is_fully_replicated
+        return np.asarray(values) if is_local and not values.is_deleted() else None
+    is_number = isinstance(values, np.ndarray | np.generic | bool | int | float)
+    return np.asarray(values) if is_number else None
+
+
+def describe_range(values: Any) -> str:
+    """Describe the range of an array: one number if all are equal, "unknown" if traced.
+
+    >>> describe_range(0.25), describe_range(np.array([0.5, 2.0]))
+    ('0.25', '0.5 to 2')
+    >>> describe_range(jax.ShapeDtypeStruct((2,), jnp.float32))
+    'unknown'
+    """
+    known = known_values(values)
+    if known is None:
+        return "unknown"
+    if known.size == 0:
+        return "none"
+    low, high = f"{known.min():.5g}", f"{known.max():.5g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def describe_shapes(tree: PyTree, *, most: int = 6) -> str:
+    """Describe the names and shapes of the arrays of a tree, without their values.
+
+    Args:
+        most: number of arrays that are listed; the others are counted.
+
+    >>> describe_shapes({"bias": np.zeros(3), "weight": np.zeros((3, 2))})
+    'bias (3,), weight (3, 2)'
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(_path_name(path), np.shape(leaf)) for path, leaf in leaves]
+    listed = [f"{name} {shape}".strip() for name, shape in named[:most]]
+    if len(named) > most:
+        listed.append(f"and {len(named) - most} more arrays")
+    return ", ".join(listed) or "none"
+
+
+def _path_name(path):
+    """Return the path to a leaf as names that are joined by dots; "" at the root."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

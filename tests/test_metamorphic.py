@@ -328,7 +328,7 @@ def test_either_state_of_a_bit_may_be_called_on(name):
     def spins(data):
         found = fit(KEY, objective, start(), data)
         error = uncertainty(objective, found, data)
-        return ising.to_spins(found.params)[:2], error.of(fields_and_couplings)
+        return fields_and_couplings(found.params), error.of(fields_and_couplings)
 
     (coupling, field), error = spins(ROWS)
     (found_coupling, found_field), found_error = spins(1 - ROWS)
@@ -339,7 +339,7 @@ def test_either_state_of_a_bit_may_be_called_on(name):
 
 
 def fields_and_couplings(params):
-    return ising.to_spins(params)[:2]
+    return ising.to_fields(params, spins=True)[:2]
 
 
 def test_renamed_letters_and_sites_of_a_potts_model_keep_the_energies():

@@ -285,9 +285,12 @@ def test_flow_on_any_graph_leaves_the_model_invariant(data, edges):
 
 @jax.jit
 def there_and_back(params):
-    found = ising.to_spins(params)
+    found = ising.to_fields(params, spins=True)
     network = hopfield.from_ising(params)
-    back = ising.from_spins(found.coupling, found.field), hopfield.to_ising(network)
+    back = (
+        ising.from_fields(found.coupling, found.field, spins=True),
+        hopfield.to_ising(network),
+    )
     return found, network, back
 
 

@@ -162,7 +162,7 @@ def _add_fit(parser):
         "--l2",
         type=_strength,
         default=1e-4,
-        help="strength of an L2 penalty (1e-4)",
+        help="strength of an L2 penalty on couplings (1e-4)",
     )
     penalty.add_argument(
         "--l1",

@@ -37,7 +37,7 @@ def fit(args: Namespace) -> None:
     table = tables.read(args.data, array=args.array)
     num_states = _num_states(args, table)
     data = fitted_models.distinct_rows(table.x)
-    start_key, fit_key = jax.random.split(jax.random.key(args.seed))
+    start_key, fit_key, check_key = jax.random.split(jax.random.key(args.seed), 3)
     start = FAMILIES[args.model].init(start_key, data, num_states, args.hidden)
     _check_sum(args, start)
     penalty = L2(args.l2) if args.l1 is None else L1(args.l1)
@@ -53,12 +53,15 @@ def fit(args: Namespace) -> None:
     )
     model = model._replace(alphabet=table.alphabet, names=table.header)
     storage.save(args.out, model)
+    print_progress("checking the model with chains from the data ...")
+    checked = fitted_models.check_model(check_key, model, data)
     outcome = "converged" if found.converged else "not converged"
     lines = [
         ("data", _describe_table(args.data, table)),
         ("estimator", f"{args.estimator}, {_describe_penalty(penalty)}"),
         ("loss", f"{float(found.loss):.6g}"),
         ("descent", f"{len(found.losses)} steps, {outcome}"),
+        ("check", ("" if checked.passed else "FAILED: ") + checked.describe()),
         *_report_couplings(args, model),
         ("written", str(args.out)),
         *(("note", note) for note in _notes(table)),
@@ -97,8 +100,8 @@ def evaluate(args: Namespace) -> None:
         ("standard error", f"{from_log_z}{spread:.2g} over rows"),
         *([] if is_exact else [("interval", bounds)]),
         ("log Z", f"{found.log_z:.6f}, {found.said}"),
-        ("independent sites", f"{_independent(model, x):.6f} nats per row"),
     ]
+    lines += _compare_with_independent(model, x, minus_energy - found.log_z)
     if not found.trusted:
         lines.append(
             ("warning", "too few effective particles: raise --annealing-steps")
@@ -257,10 +260,28 @@ def _check_figures(folder: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _independent(model: Model, x: np.ndarray) -> float:
-    """Return the mean log-likelihood of independent sites fitted to the same data."""
+def _compare_with_independent(
+    model: Model, x: np.ndarray, log_probs: np.ndarray
+) -> list[tuple[str, str]]:
+    """Report the log-likelihood of independent sites fitted to the training data.
+
+    Args:
+        log_probs: log probability of each row in the model.
+    """
     energies = fitted_models.independent_energies(model.base, x)
-    return -float(energies.mean()) - float(model.base.log_z)
+    independent = -energies - float(model.base.log_z)
+    lines = [("independent sites", f"{independent.mean():.6f} nats per row")]
+    loss = independent - log_probs
+    if loss.mean() > 0:
+        count = len(loss)
+        stderr = loss.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
+        message = (
+            f"the model predicts these rows worse than independent sites, by "
+            f"{loss.mean():.2g} +- {stderr:.1g} nats per row: try another strength of "
+            "the penalty or another --estimator in probjax fit"
+        )
+        lines.append(("warning", message))
+    return lines
 
 
 def _describe_table(path: Path, table: tables.Table) -> str:
@@ -278,8 +299,7 @@ def _describe_letters(table: tables.Table) -> str:
 
 
 def _describe_penalty(penalty: L1 | L2) -> str:
-    where = "" if penalty.smooth else " on couplings"
-    return f"{type(penalty).__name__} of {penalty.strength:g}{where}"
+    return f"{type(penalty).__name__} of {penalty.strength:g} on couplings"
 
 
 def _notes(table: tables.Table) -> list[str]:
@@ -331,11 +351,10 @@ def _plot_couplings(
 ) -> str:
     figure, ax = _subplots()
     if has_hidden:
-        plots.couplings(found.matrix.T, ax=ax, label=found.label)
+        plots.couplings(found.drawn.T, ax=ax, label=found.label)
         ax.set(xlabel="hidden unit", ylabel="visible unit", aspect="auto")
     else:
-        matrix = couplings.off_diagonal(found.matrix)
-        plots.couplings(matrix, ax=ax, label=found.label)
+        plots.couplings(found.drawn, ax=ax, label=found.label)
     return _save_figure(folder / "couplings.png", figure)
 
 

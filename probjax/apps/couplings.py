@@ -13,23 +13,14 @@ class Couplings(NamedTuple):
     matrix: np.ndarray
     """Symmetric matrix, `(site, site)`; for an RBM its weights, `(hidden unit, site)`.
     """
+    drawn: np.ndarray
+    """Matrix for a figure, positive for sites that are often on together."""
     label: str
-    """Name and sign of the entries, for the colour bar of a figure."""
+    """Name and sign of the entries of `drawn`, for the colour bar of a figure."""
     meaning: str
     """Definition of the entries with their sign and factor, for a report."""
     is_coupled: np.ndarray
     """Whether each pair has a coupling other than 0, `(pair,)`."""
-
-
-def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Return the matrix with NaN on its diagonal.
-
-    Biases on the diagonal are often large and would dominate a colour scale.
-
-    >>> off_diagonal(np.array([[9.0, 0.5], [0.5, 9.0]])).tolist()
-    [[nan, 0.5], [0.5, nan]]
-    """
-    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
 def ising_couplings(params: ising.Params, on: str) -> Couplings:
@@ -45,7 +36,8 @@ def ising_couplings(params: ising.Params, on: str) -> Couplings:
     """
     return Couplings(
         np.asarray(ising.coupling_matrix(params)),
-        "J of E = x'Jx; positive: seldom on together",
+        np.asarray(ising.to_fields(params).coupling),
+        "J of E = -h'x - sum of J_ij x_i x_j; positive: often on together",
         f"J of E = x'Jx, a pair's energy is 2 J_ij; positive: seldom {on} together; "
         "biases on the diagonal",
         np.asarray(params.coupling) != 0,
@@ -61,6 +53,7 @@ def hopfield_couplings(params: hopfield.Params, on: str) -> Couplings:
     weight = np.asarray(params.weight)
     return Couplings(
         weight,
+        weight,
         "J of E = -x'Jx / 2 + theta'x; positive: often on together",
         f"J of E = -x'Jx / 2 + theta'x, a pair's energy is -J_ij; positive: often {on} "
         "together",
@@ -70,8 +63,10 @@ def hopfield_couplings(params: hopfield.Params, on: str) -> Couplings:
 
 def potts_couplings(params: potts.Params, on: str) -> Couplings:
     """Return contact scores; `on` is not used, because no letter is special."""
+    scores = np.asarray(potts.contact_scores(params))
     return Couplings(
-        np.asarray(potts.contact_scores(params)),
+        scores,
+        scores,
         "contact score; high: strongly coupled",
         "contact scores (norms with average product correction); high: strongly "
         "coupled, whichever letters occur together",
@@ -87,6 +82,7 @@ def rbm_couplings(params: rbm.Params, on: str) -> Couplings:
     """
     weight = np.asarray(params.weight).T
     return Couplings(
+        weight,
         weight,
         "W of E = -b'x - c'h - x'Wh; positive: often on together",
         f"W of E = -b'x - c'h - x'Wh; positive: a site is often {on} together with a "

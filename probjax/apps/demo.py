@@ -83,7 +83,7 @@ def _fit(key, objective, data):
     """
     edges = exact.lattice.edges(SHAPE, periodic=True)
     start = ising.init(key, data.shape[1], edges=edges)
-    run_fit = partial(fit, key, objective, start, data, chart=ising.centred(data))
+    run_fit = partial(fit, key, objective, start, data)
     jax.block_until_ready(run_fit())
     before = time.perf_counter()
     found = jax.block_until_ready(run_fit())
@@ -162,8 +162,8 @@ def _plot(folder, truth, moments, outcomes):
     styles = ((plots.BLUE, "o", 28), (plots.ORANGE, "^", 8))
     for found, (color, marker, size), ax in zip(outcomes, styles, rest, strict=True):
         style = {"label": found.name, "color": color, "marker": marker}
-        fitted = np.asarray(found.matrix)[edges]
-        plots.agreement(truth[edges], fitted, ax=couplings, size=size, **style)
+        fitted = -2 * np.asarray(found.matrix)[edges]
+        plots.agreement(-2 * truth[edges], fitted, ax=couplings, size=size, **style)
         plots.agreement(expected, found.correlation[pairs], ax=ax, size=3, **style)
         ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
         ax.set(xlabel=f"true correlation of {len(expected):,} pairs")
@@ -182,10 +182,9 @@ def _plot_lattice(ax, truth):
     """Draw the true couplings on the lattice, without the periodic ones."""
     places = np.argwhere(np.ones(SHAPE))
     distance = np.abs(places[:, None] - places[None]).sum(axis=2)
-    shown = np.where(distance == 1, truth, 0)
-    plots.graph(
-        shown, positions=places[:, ::-1] * (1, -1), ax=ax, label="true coupling"
-    )
+    # Over bits, a coupling that excites is positive and 2 times an entry of -x'Jx.
+    shown = np.where(distance == 1, -2 * truth, 0)
+    plots.graph(shown, positions=places[:, ::-1] * (1, -1), ax=ax)
     rows, columns = SHAPE
     ax.set_title(f"A spin glass of {rows} x {columns} units")
     below = {"transform": ax.transAxes, "ha": "center", "va": "top", "fontsize": 8}

@@ -210,9 +210,9 @@ class Ising(_Bits):
     Args:
         objective: the loss: `MPF`, `PseudoLikelihood`, `MaximumLikelihood` (up to 20
             bits), or any function of an energy that returns an objective.
-        penalty: the class `L2`, a penalty on all parameters, which keeps the parameters
-            of constant units finite; or the class `L1`, which sets some couplings
-            exactly to zero and penalises biases only with a weak `L2`.
+        penalty: the class `L2`, or the class `L1`, which sets some couplings exactly to
+            zero. Both penalise couplings only, and keep the biases of constant units
+            finite by a faint prior, see `probjax.objectives.penalty`.
         strength: the strength of the penalty; 0 for no penalty.
         binarize: values above it are set to 1 and all others to 0, as in scikit-learn's
             `BernoulliNB`, so that bits, booleans and spins of -1 and 1 are accepted;

@@ -25,7 +25,7 @@ from probjax.apps.couplings import (
 )
 from probjax.bases import Bernoulli, Categorical
 from probjax.connectivity import BitFlips, SiteChanges
-from probjax.interfaces import Chart, Objective, Sampler
+from probjax.interfaces import Objective, Sampler
 from probjax.models import hopfield, ising, potts, rbm
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapObjective
@@ -63,10 +63,6 @@ class Family(NamedTuple):
     objectives: Mapping[str, Callable[..., Objective]]
     """Choices of `--estimator`, each called as `(energy, num_states=...)`; the first is
     the default."""
-    chart: Callable[[Params, Data], Chart | None]
-    """Coordinates in which to descend if the penalty is smooth; None for plain ones."""
-    couplings_only: Callable[[Params], Params]
-    """Weights of a penalty: 1 on couplings, 0 on biases."""
     couplings: Callable[[Params, str], Couplings]
     """Couplings for tables and figures, given the name of the letter 1."""
     log2_terms: Callable[[Params], float]
@@ -98,9 +94,7 @@ def _enumerated(
     is_binary: bool,
     space: Callable[[Params], StateSpace],
     init: Callable[[PRNGKeyArray, Data, int, int], Params],
-    couplings_only: Callable[[Params], Params],
     couplings: Callable[[Params, str], Couplings],
-    chart: Callable[[Params, Data], Chart | None] = lambda start, data: None,
 ) -> Family:
     """Return a family without hidden units, whose log Z is a sum over all states."""
 
@@ -120,19 +114,11 @@ def _enumerated(
         space=space,
         init=init,
         objectives=_OBJECTIVES,
-        chart=chart,
-        couplings_only=couplings_only,
         couplings=couplings,
         log2_terms=log2_terms,
         log_z=log_z,
         sampler=lambda params: HeatBath(space(params).num_states),
         path=lambda params, base: None,
-    )
-
-
-def _hopfield_couplings_only(params: hopfield.Params) -> hopfield.Params:
-    return hopfield.Params(
-        jnp.ones_like(params.weight), jnp.zeros_like(params.threshold)
     )
 
 
@@ -156,9 +142,7 @@ FAMILIES: dict[str, Family] = {
         is_binary=True,
         space=lambda params: StateSpace(len(params.bias), 2),
         init=lambda key, data, *_: ising.init(key, data.x.shape[1], scale=0.0),
-        couplings_only=ising.couplings_only,
         couplings=ising_couplings,
-        chart=lambda start, data: ising.centred(data),
     ),
     "potts": _enumerated(
         energy=potts.energy,
@@ -168,7 +152,6 @@ FAMILIES: dict[str, Family] = {
         init=lambda key, data, num_states, _: potts.init(
             key, data.x.shape[1], num_states, scale=0.0
         ),
-        couplings_only=potts.couplings_only,
         couplings=potts_couplings,
     ),
     "rbm": Family(
@@ -184,8 +167,6 @@ FAMILIES: dict[str, Family] = {
             "mpf": SiteFlow,
             "likelihood": partial(MaximumLikelihood, log_z=rbm.log_z),
         },
-        chart=rbm.centred,
-        couplings_only=rbm.weights_only,
         couplings=rbm_couplings,
         # log Z is a sum over the states of the smaller layer.
         log2_terms=lambda params: min(params.weight.shape),
@@ -199,7 +180,6 @@ FAMILIES: dict[str, Family] = {
         is_binary=True,
         space=lambda params: StateSpace(len(params.threshold), 2),
         init=lambda key, data, *_: hopfield.init(key, data.x.shape[1]),
-        couplings_only=_hopfield_couplings_only,
         couplings=hopfield_couplings,
     ),
 }

@@ -23,6 +23,7 @@ from probjax.apps.families import FAMILIES, Independent, StateSpace
 from probjax.bases import fit_bernoulli, fit_categorical
 from probjax.checks import check_count
 from probjax.exact.enumeration_blocks import digits
+from probjax.fitting.check import FitCheck, check_fit
 from probjax.fitting.fit import fit
 from probjax.fitting.result import Fit
 from probjax.interfaces import Objective, Penalty
@@ -107,7 +108,7 @@ def fit_model(
 ) -> tuple[Model, Fit]:
     """Fit a model by descent from `start` in the coordinates of its family.
 
-    A non-smooth penalty without weights of its own applies to couplings only.
+    A penalty without weights of its own applies to couplings only, as in `fit`.
     """
     if not objective.has_value:
         raise ValueError(
@@ -115,21 +116,24 @@ def fit_model(
             "which defines only a gradient; use probjax.fit with an optimizer"
         )
     kind = FAMILIES[family]
-    smooth = penalty is None or penalty.smooth
-    if penalty is not None and not smooth:
-        penalty = penalty.sparing(kind.couplings_only(start))
     found = fit(
         key,
         objective,
         start,
         data,
         penalty=penalty,
-        chart=kind.chart(start, data) if smooth else None,
         steps_per_round=max_steps,
     )
     num_states = kind.space(start).num_states
     base = fit_bernoulli(data) if num_states == 2 else fit_categorical(data, num_states)
     return Model(family, found.params, base), found
+
+
+def check_model(key: PRNGKeyArray, model: Model, data: Data) -> FitCheck:
+    """Compare a model with data by chains of the sampler of its family."""
+    family = FAMILIES[model.family]
+    sampler = family.sampler(model.params)
+    return check_fit(key, family.energy, model.params, data, sampler=sampler)
 
 
 def couplings_of(model: Model) -> Couplings:

@@ -25,6 +25,8 @@ from probjax.runs.digest import digest
 from probjax.types import Array, Data, Params, PyTree, Scalar, State
 
 ROWS_PER_BLOCK = 2**16
+SAMPLE_ROWS = 8192
+"""Smallest number of rows that a sample of many rows has."""
 
 
 class PackedBits(NamedTuple):
@@ -264,6 +266,8 @@ class Surveyed(NamedTuple):
     source: Blocks
     first: Block
     """First block, as it is stored."""
+    sample: Block
+    """Rows at equal distances from all blocks, as they are stored."""
     weights: tuple[float, ...]
     """Total weight of each block, with which later passes are compared."""
     counts: tuple[int, ...]
@@ -285,7 +289,9 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
             f"got {jax.process_count()} processes; try spread(rows) with rows in memory"
         )
     first, weights, counts = None, [], []
+    sample = _Sample()
     for block in padded(source):
+        sample.add(block)
         first = put_rows(block) if first is None else first
         if not np.all(np.isfinite(block.weights) & (block.weights >= 0)):
             raise ValueError("weights must not be negative, infinite or NaN")
@@ -297,7 +303,29 @@ def survey(source: Blocks, objective: Objective, params: Params) -> Surveyed:
             "data must have rows with a positive weight, got none in "
             f"{len(weights)} blocks"
         )
-    return Surveyed(source, first, tuple(weights), tuple(counts))
+    return Surveyed(source, first, sample.rows(), tuple(weights), tuple(counts))
+
+
+class _Sample:
+    """Every n-th row with a positive weight, where n grows with the number of rows."""
+
+    def __init__(self):
+        self.parts, self.count, self.stride, self.offset = [], 0, 1, 0
+
+    def add(self, block):
+        weighted = np.flatnonzero(block.weights)
+        chosen = weighted[self.offset :: self.stride]
+        self.offset = (self.offset - len(weighted)) % self.stride
+        self.parts.append(jax.tree.map(lambda leaf: leaf[chosen], block))
+        self.count += len(chosen)
+        if self.count >= 2 * SAMPLE_ROWS:
+            self.offset += self.stride * (self.count % 2)
+            joined = jax.tree.map(lambda leaf: leaf[::2], self.rows())
+            self.parts, self.count = [joined], len(joined.weights)
+            self.stride *= 2
+
+    def rows(self):
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *self.parts)
 
 
 def same_blocks(known: Surveyed) -> Iterator[Block]:

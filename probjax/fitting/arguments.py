@@ -7,9 +7,11 @@ and defaults that depend on the data are filled in.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from probjax.checks import (
@@ -19,19 +21,26 @@ from probjax.checks import (
     holds,
     is_concrete,
     is_finite,
+    is_on_host,
 )
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.loss import default_chunk_size
 from probjax.fitting.minibatches import rows_per_round
-from probjax.fitting.out_of_core import check_out_of_core
-from probjax.fitting.plan import RoundsPlan
+from probjax.fitting.out_of_core import check_out_of_core, prepared_block
+from probjax.fitting.plan import RoundsPlan, rough_in_chart
 from probjax.fitting.result import warn_of_unbounded
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
+from probjax.objectives.penalty import BIAS_PRIOR
 from probjax.potential import check_precision
 from probjax.trees import cast_floats, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree
+
+# Weights with a sum up to 1, but for rounding, are probabilities, and not counts.
+_LARGEST_PROBABILITY = 1.001
+# Number of rows whose prior on biases they have.
+_ROWS_OF_PROBABILITIES = 1e6
 
 
 def validated(
@@ -51,16 +60,58 @@ def validated(
         first = Data(*rows.first)
     else:
         rows = first = _validated_rows(plan, params, data)
+    penalty = resolved_penalty(plan.penalty, plan.objective, params, rows)
+    plan = dataclasses.replace(plan, penalty=penalty)
+    dtype = float_dtype(params)
+    params, chart = cast_floats(dtype, (params, plan.chart))
+    if chart is not None:
+        _check_chart(chart, params)
+        _check_diagonal(penalty, chart, params)
+    elif plan.optimizer is None:
+        chart = _default_chart(plan, params, rows)
+    # While weights are Python numbers, because traced weights are not known to be 0.
+    rough = rough_in_chart(penalty, chart, params)
+    plan = dataclasses.replace(plan, chart=chart, rough=rough)
     # All numbers have one dtype, so that Python numbers and arrays share one program.
-    params, plan = cast_floats(float_dtype(params), (params, plan))
-    if plan.chart is not None:
-        _check_chart(plan.chart, params)
+    plan = cast_floats(dtype, plan)
     plan = dataclasses.replace(
         plan,
         chunk_size=plan.chunk_size or default_chunk_size(first),
         rows_per_round=_rows_per_round(plan, first),
     )
     return plan, params, rows
+
+
+def resolved_penalty(
+    penalty: Penalty | None,
+    objective: Objective,
+    params: Params,
+    rows: Data | Surveyed,
+) -> Penalty | None:
+    """Return the penalty that is fitted: without weights, it spares the biases.
+
+    The weights are numbers that the host can read, unless the penalty or the objective
+    has traced ones. See `probjax.objectives.penalty`.
+    """
+    couplings = None if penalty is None else objective.couplings(params)
+    if penalty is None or couplings is None:
+        return penalty
+    return penalty.sparing(couplings, BIAS_PRIOR / _total_rows(rows))
+
+
+def _total_rows(rows):
+    """Return the number of rows, whose weights are counts.
+
+    Weights that add up to 1 at most are probabilities, which stand for many rows.
+    """
+    weights = rows.weights
+    if weights is None:
+        return num_rows(rows)
+    if is_concrete(weights) and is_on_host(weights):
+        total = float(np.sum(weights))
+        return total if total > _LARGEST_PROBABILITY else _ROWS_OF_PROBABILITIES
+    total = jnp.sum(weights)
+    return jnp.where(total > _LARGEST_PROBABILITY, total, _ROWS_OF_PROBABILITIES)
 
 
 def prepared_data(objective: Objective, params: Params, data: PyTree | Data) -> Data:
@@ -145,6 +196,43 @@ def _check_chart(chart, params):
         )
 
 
+def _check_diagonal(penalty, chart, params):
+    if not _is_diagonal(penalty, chart, params):
+        raise ValueError(
+            "chart must scale each penalised entry by a number of its own if the "
+            f"penalty is not smooth, got {type(chart).__name__} and {penalty}; try L2, "
+            "or leave out chart"
+        )
+
+
+def _is_diagonal(penalty, chart, params):
+    """Whether a penalty that is not smooth separates in the coordinates, too."""
+    is_smooth = penalty is None or penalty.smooth
+    return is_smooth or rough_in_chart(penalty, chart, params) is not None
+
+
+def _default_chart(plan, params, rows):
+    """Return the chart that the objective provides, if it suits the penalty."""
+    if isinstance(rows, Surveyed):
+        decode = rows.source.decode
+        chart = _chart_of_sample(decode, plan.objective, params, rows.sample)
+    else:
+        chart = _chart_of_rows(plan.objective, params, rows)
+    usable = chart is not None and _is_diagonal(plan.penalty, chart, params)
+    return chart if usable else None
+
+
+@jax.jit
+def _chart_of_rows(objective, params, data):
+    return objective.chart(params, data)
+
+
+@partial(jax.jit, static_argnums=0)
+def _chart_of_sample(decode, objective, params, sample):
+    data = prepared_block(objective, params, decode, sample)
+    return objective.chart(params, data)
+
+
 @jax.jit
 def _coordinates(chart, params):
     return chart.forward(params)
@@ -168,14 +256,14 @@ def _check_method(plan):
             "optimizer=None; try optimizer=optax.adam(1e-3)"
         )
     if penalty is not None and not penalty.smooth:
-        _check_proximal(penalty, optimizer, chart)
+        _check_proximal(penalty, optimizer)
 
 
-def _check_proximal(penalty, optimizer, chart):
-    if optimizer is not None or chart is not None:
+def _check_proximal(penalty, optimizer):
+    if optimizer is not None:
         raise ValueError(
-            "optimizer and chart must be None with a penalty that is not smooth, got "
-            f"{penalty}; try L2, or leave out optimizer and chart"
+            "optimizer must be None with a penalty that is not smooth, got "
+            f"{penalty}; try L2, or leave out optimizer"
         )
     if type(penalty).prox is Penalty.prox:
         raise ValueError(

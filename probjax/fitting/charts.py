@@ -12,6 +12,7 @@ of a leaf.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.checks import check_parts, holds, is_concrete, is_finite
 from probjax.interfaces import Chart
@@ -126,6 +127,12 @@ class Affine(Chart):
     def inverse(self, coordinates: PyTree) -> Params:
         shift, scale = self._numbers(coordinates)
         return jax.tree.map(lambda y, s, c: s + c * y, coordinates, shift, scale)
+
+    def scales(self, params: Params) -> Params | None:
+        shifts = jax.tree.leaves(self.shift)
+        if not is_concrete(shifts) or any(np.any(shift) for shift in shifts):
+            return None
+        return jax.tree.broadcast(self.scale, params)
 
     def _numbers(self, params):
         pairs = {"shift": self.shift, "scale": self.scale}.items()

@@ -23,6 +23,7 @@ from probjax.fitting.fit import loss
 from probjax.fitting.path import RegularisationPath, fit_path
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
+from probjax.trees import known_values
 from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 
@@ -34,6 +35,10 @@ class Validation(NamedTuple):
     >>> found = Validation(jnp.array([[3.0, 1.0, 1.5], [5.0, 1.0, 1.5]]), path)
     >>> found.mean.tolist(), found.best
     ([4.0, 1.0, 1.5], 1)
+    >>> print(found.describe())
+    scores of 3 strengths on 2 folds
+    best: strength 0.1 (index 1), score 1, 1 nonzero
+    simplest within noise: strength 0.1 (index 1), score 1, 1 nonzero
     """
 
     scores: Float[Array, "fold n"]
@@ -65,6 +70,26 @@ class Validation(NamedTuple):
         excess = self.scores - self.scores[:, self.best][:, None]
         stderr = excess.std(0, ddof=1) / np.sqrt(len(excess))
         return int(jnp.argmax(excess.mean(0) <= stderr))
+
+    def describe(self) -> str:
+        """Describe the best strength, and the strongest within noise of it."""
+        num_folds, count = self.scores.shape
+        lines = [f"scores of {count} strengths on {num_folds} folds"]
+        if known_values(self.scores) is not None:
+            lines += [
+                f"best: {self._entry(self.best)}",
+                f"simplest within noise: {self._entry(self.simplest)}",
+            ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Validation: {self.describe()}"
+
+    def _entry(self, i):
+        return (
+            f"strength {self.strengths[i]:.4g} (index {i}), score {self.mean[i]:.5g}, "
+            f"{int(self.path.num_nonzero[i])} nonzero"
+        )
 
 
 def cross_validate(

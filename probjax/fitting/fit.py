@@ -34,7 +34,7 @@ from probjax.fitting.rounds import (
     run_rounds,
     start_compiled,
 )
-from probjax.fitting.stopping import GradientNorm, StoppingRule
+from probjax.fitting.stopping import GradientNorm, StandardErrors, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.trees import cast_floats, float_dtype
@@ -59,7 +59,7 @@ def fit(
     optimizer: optax.GradientTransformation | None = None,
     penalty: Penalty | None = None,
     chart: Chart | None = None,
-    stop: StoppingRule = GradientNorm(),
+    stop: StoppingRule | None = None,
     num_rounds: int = 1,
     steps_per_round: int = 2000,
     batch_size: int | None = None,
@@ -84,10 +84,23 @@ def fit(
         optimizer: an optax optimizer that replaces L-BFGS. It keeps its state across
             rounds.
         penalty: a term that is added to the loss. If it is not smooth, the default
-            method is a proximal quasi-Newton method, and zeros are exact.
+            method is a proximal quasi-Newton method, and zeros are exact. A penalty
+            without weights, such as `L2(0.01)`, applies to couplings only if the energy
+            declares its couplings, as built-in models do. Biases and fields then have
+            a faint prior, `L2(0.01 / rows)`, which keeps those of silent units finite,
+            see `probjax.objectives.penalty`. `L2(0.01, weights=1.0)` penalises all
+            parameters. The result contains the penalty with its weights.
         chart: coordinates in which the optimisation takes place, such as
-            `ising.centred(data)`.
-        stop: stopping rule: `GradientNorm(1e-5)`, or a user's `StoppingRule`.
+            `charts.Positive()`. If None, L-BFGS and the proximal method use those that
+            the energy provides for the data: centred and scaled for pairwise models,
+            centred for Potts models and RBMs. They do not move the minimum;
+            `charts.Affine()` stands for plain coordinates. With an `optimizer`, or if
+            a penalty that is not smooth does not separate in them, coordinates are
+            plain.
+        stop: stopping rule: `StandardErrors(0.05)`, `GradientNorm(1e-5)`, or a user's
+            `StoppingRule`. If None, the distance from the minimum must be below 0.05
+            standard errors; with an `optimizer`, or if the objective has no value,
+            `GradientNorm()` is used.
         num_rounds: number of times that the objective is refreshed.
         steps_per_round: largest number of steps between refreshes.
         batch_size: rows per step; requires an `optimizer`. A round selects the rows
@@ -119,6 +132,10 @@ def fit(
     [1.0, 3.0]
     """
     arguments = dict(locals())
+    check_interface("objective", objective, Objective, "MPF(energy)")
+    if stop is None:
+        converges = optimizer is None and objective.has_value
+        stop = StandardErrors() if converges else GradientNorm()
     plan = RoundsPlan(
         objective=objective,
         penalty=penalty,
@@ -154,7 +171,7 @@ def fit_job(
     """
     plan, params, rows = validated(key, plan, params, data)
     final = {"params": params, "data": rows, **vars(plan)}
-    del final["rows_per_round"]
+    del final["rows_per_round"], final["rough"]
     if isinstance(rows, Surveyed):
         start, advance = out_of_core_run(plan, key, params, rows)
         is_saved = watch is not None and watch.checkpoint is not None
@@ -213,7 +230,7 @@ def _finish(plan, must_converge, state, stopped):
     ended_as_meant = bool(run.met) or stopped or not must_converge
     losses = state.losses[: int(run.step)]
     warn_of_early_end(plan, run, losses, ended_as_meant=ended_as_meant)
-    return fit_of(run, jax.device_put(losses))
+    return fit_of(plan, run, jax.device_put(losses))
 
 
 def _traced_job(plan, key, params, data):
@@ -224,7 +241,7 @@ def _traced_job(plan, key, params, data):
         advance=lambda run, every: run,
         is_over=lambda run: True,
         report=progress,
-        finish=lambda run, stopped: fit_of(run, run.losses),
+        finish=lambda run, stopped: fit_of(plan, run, run.losses),
     )
 
 

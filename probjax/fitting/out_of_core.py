@@ -23,16 +23,19 @@ import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
 from probjax.devices import put_rows
+from probjax.fitting.distance import RowSample
 from probjax.fitting.loss import empty_total, loss_over_rows, merged
 from probjax.fitting.optimisers import Problem
 from probjax.fitting.plan import (
     RoundsPlan,
     chart_inverse,
     coordinates_of,
+    has_distance,
     make_problem,
     total_loss,
 )
 from probjax.fitting.rounds import (
+    Evaluated,
     Run,
     begin_round,
     finish_piece,
@@ -140,7 +143,8 @@ def _evaluate_blocks(plan, params, rows, run):
         before, total = total, _add(decode, plan, point, run.context, on_device, total)
         # Wait for the previous block, so that at most two are in memory.
         jax.block_until_ready(before)
-    return _tell_total(decode, plan, run, params, rows.first, total)
+    parts = (rows.first, rows.sample, np.float64(sum(rows.weights)))
+    return _tell_total(decode, plan, run, params, parts, total)
 
 
 @jax.jit
@@ -161,15 +165,25 @@ def _add(decode, plan, params, context, block, total):
 
 
 @partial(jax.jit, static_argnums=0)
-def _tell_total(decode, plan, run, params, first, total):
-    """Return the run after an evaluation of the loss on all blocks."""
+def _tell_total(decode, plan, run, params, parts, total):
+    """Return the run after an evaluation of the loss on all blocks.
+
+    Args:
+        parts: first block, sample of the rows of all blocks, and their total weight.
+    """
+    first, sample, weight = parts
     coordinates = coordinates_of(plan, params)
     point = coordinates.method.ask(run.method)
     shared = run.context.shared
     value, gradient = total_loss(plan, coordinates, shared, point, lambda _: total[:2])
     problem = Problem(_refuse_line_search, None, chart_inverse(plan, coordinates))
     data = prepared_block(plan.objective, params, decode, first)
-    run = tell(plan, coordinates, run, data, problem, value, gradient)
+    rows = None
+    if has_distance(plan):
+        rows = prepared_block(plan.objective, params, decode, sample)
+        rows = RowSample(rows, run.context.rows, jnp.asarray(weight, value.dtype))
+    evaluated = Evaluated(problem, value, gradient)
+    run = tell(plan, coordinates, run, data, rows, evaluated)
     return finish_piece(coordinates, run)
 
 
@@ -260,5 +274,6 @@ def _evaluate_batch(decode, plan, run, params, first, x):
     problem, evaluate = make_problem(plan, coordinates, batch, run.context)
     value, gradient = evaluate(coordinates.method.ask(run.method))
     data = prepared_block(plan.objective, params, decode, first)
-    run = tell(plan, coordinates, run, data, problem, value, gradient)
+    evaluated = Evaluated(problem, value, gradient)
+    run = tell(plan, coordinates, run, data, None, evaluated)
     return finish_piece(coordinates, run)

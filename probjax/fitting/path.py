@@ -22,7 +22,7 @@ from probjax.data.rows import as_data, refuse_mask
 from probjax.fitting.fit import fit
 from probjax.fitting.stopping import StoppingRule, rule_for_strength
 from probjax.interfaces import Chart, Objective, Penalty
-from probjax.trees import float_dtype
+from probjax.trees import describe_range, describe_shapes, float_dtype, known_values
 from probjax.types import Array, ArrayLike, Data, Float, Params, PRNGKeyArray, PyTree
 
 # An optimizer that evaluates the gradient and does not move.
@@ -40,6 +40,11 @@ class RegularisationPath(NamedTuple):
     >>> path = RegularisationPath(strengths, params, losses, num_nonzero, losses > 0)
     >>> path.at(-1).tolist()
     [0.0, 2.0]
+    >>> print(path.describe())
+    2 strengths: 0.1 to 1
+    nonzero parameters: 0 to 1
+    converged: 2 of 2 fits
+    parameters, with an axis of strengths: (2, 2)
     """
 
     strengths: Float[Array, " n"]
@@ -60,6 +65,21 @@ class RegularisationPath(NamedTuple):
                 f"i must be an index of the {len(self.strengths)} strengths, got {i}"
             )
         return jax.tree.map(lambda leaf: leaf[i], self.params)
+
+    def describe(self) -> str:
+        """Describe the strengths and the fits in a few lines."""
+        met = known_values(self.converged)
+        count = "unknown" if met is None else f"{met.sum():.0f} of {met.size} fits"
+        lines = [
+            f"{len(self.strengths)} strengths: {describe_range(self.strengths)}",
+            f"nonzero parameters: {describe_range(self.num_nonzero)}",
+            f"converged: {count}",
+            f"parameters, with an axis of strengths: {describe_shapes(self.params)}",
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"RegularisationPath: {self.describe()}"
 
 
 def fit_path(
@@ -85,7 +105,7 @@ def fit_path(
     Args:
         params: initial parameters of the first fit.
         penalty: a penalty with a `strength`, such as `L1`. The strengths of the path
-            replace its own.
+            replace its own. Without weights it spares biases and fields, as in `fit`.
         chart: as for `fit`; requires a smooth penalty.
         strengths: positive numbers in decreasing order. If None, `num_strengths`
             numbers in geometric progression. The first is the smallest strength at
@@ -132,7 +152,8 @@ def fit_path(
 
     dtype = float_dtype(params)
     if strengths is None:
-        params = fit_at(params, jnp.finfo(dtype).max).params
+        begin = fit_at(params, jnp.finfo(dtype).max)
+        params = begin.params
         evaluation = fit(
             key,
             objective,
@@ -142,7 +163,7 @@ def fit_path(
             steps_per_round=1,
             chunk_size=chunk_size,
         )
-        first = _first_strength(penalty, evaluation.opt_state.gradient)
+        first = _first_strength(begin.penalty, evaluation.opt_state.gradient)
         strengths = first * smallest ** jnp.linspace(0, 1, num_strengths)
     strengths = jnp.asarray(strengths, dtype)
     if strengths.ndim != 1 or not len(strengths) or not holds(_decreases, strengths):
@@ -150,10 +171,10 @@ def fit_path(
             "strengths must be positive, finite and strictly decreasing, got "
             f"{strengths}; try strengths=None"
         )
-    members = []
+    members, fitted_penalty = [], None
     for strength in strengths:
         found = fit_at(params, strength)
-        params = found.params
+        params, fitted_penalty = found.params, found.penalty
         members.append((params, found.loss, found.converged))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     all_params, losses, converged = stacked
@@ -161,7 +182,7 @@ def fit_path(
         strengths=strengths,
         params=all_params,
         losses=losses,
-        num_nonzero=_num_nonzero(all_params, _penalised(penalty, params)),
+        num_nonzero=_num_nonzero(all_params, _penalised(fitted_penalty, params)),
         converged=converged,
     )
 
@@ -199,10 +220,10 @@ def _decreases(strengths):
 
 
 def _penalised(penalty, params):
-    """Return masks of the penalised entries, which a long proximal step sets to 0."""
+    """Return masks of the entries that the largest strength of a penalty sets to 0."""
     ones = jax.tree.map(jnp.ones_like, params)
-    longest = jnp.asarray(jnp.finfo(float_dtype(params)).max)
-    shrunk = penalty.with_strength(1.0).prox(ones, longest)
+    largest = jnp.asarray(jnp.finfo(float_dtype(params)).max)
+    shrunk = penalty.with_strength(largest).prox(ones, jnp.ones_like(largest))
     return jax.tree.map(lambda leaf: leaf == 0, shrunk)
 
 

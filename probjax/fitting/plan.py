@@ -39,6 +39,14 @@ class RoundsPlan:
     chunk_size: int | None = static()
     rows_per_round: int | None = static(default=None)
     """Number of rows that a round visits in minibatches; None without minibatches."""
+    rough: Penalty | None = None
+    """Part of the penalty that is not smooth, as a function of the coordinates."""
+
+
+def has_distance(plan: RoundsPlan) -> bool:
+    """Whether the distance from the minimum is computed in every step."""
+    applies = plan.optimizer is None and plan.batch_size is None
+    return applies and plan.stop.needs_distance
 
 
 class Coordinates(NamedTuple):
@@ -72,13 +80,28 @@ def coordinates_of(plan: RoundsPlan, params: Params) -> Coordinates:
         return Coordinates(Optax(plan.optimizer), forward, inverse)
     unravel = ravel_pytree(forward(params))[1]
     method = QuasiNewton()
-    if plan.penalty is not None and not plan.penalty.smooth:
-        method = Proximal(plan.penalty, unravel)
+    if plan.rough is not None:
+        method = Proximal(plan.rough, unravel)
     return Coordinates(
         method,
         lambda params: ravel_pytree(forward(params))[0],
         lambda point: inverse(unravel(point)),
     )
+
+
+def rough_in_chart(
+    penalty: Penalty | None, chart: Chart | None, params: Params
+) -> Penalty | None:
+    """Return the part of a penalty that is not smooth, in terms of the coordinates.
+
+    None if there is no such part, or if the chart is not diagonal in the penalised
+    entries, so that the proximal map has no closed form.
+    """
+    _, rough = (None, None) if penalty is None else penalty.parts()
+    if rough is None or chart is None:
+        return rough
+    scales = chart.scales(params)
+    return None if scales is None else rough.in_chart(scales)
 
 
 def _identity(params):
@@ -124,9 +147,8 @@ def total_loss(
 
     def remaining_terms(params):
         value = plan.objective.rest(params, shared)
-        if plan.penalty is not None and plan.penalty.smooth:
-            value = value + plan.penalty.value(params)
-        return value
+        smooth, _ = (None, None) if plan.penalty is None else plan.penalty.parts()
+        return value if smooth is None else value + smooth.value(params)
 
     params, pull_back = jax.vjp(coordinates.params, point)
     remaining = jax.value_and_grad(remaining_terms)(params)

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from probjax.fitting.lbfgs import (
+from probjax.fitting.history import (
     Memory,
     Vector,
-    empty_memory,
+    cleared,
+    initial_memory,
     inverse_hessian,
-    loss_rounding,
-    select,
     with_pair,
 )
+from probjax.fitting.lbfgs import loss_rounding, select
 from probjax.fitting.optimisers import DescentMethod, Problem
 from probjax.interfaces import Penalty
 from probjax.recipe import recipe, static
@@ -85,6 +85,10 @@ class ProximalState(NamedTuple):
     """Next base, once the search has ended."""
     trial: Scalar
     """Step that is being checked, and may have to be shortened."""
+    smooth_gradient: Any = ()
+    """Gradient of the loss alone at `point`; () in files of version 0.1.0."""
+    rough_value: Any = ()
+    """Penalty at `point`; () in files of version 0.1.0."""
 
     @property
     def evaluated(self) -> Vector:
@@ -109,12 +113,12 @@ class Proximal(DescentMethod):
         penalty: the penalty h.
         unravel: map from a flat vector to the tree that the penalty receives.
         memory_size: number of pairs that approximate the inverse Jacobian of the
-            residual.
+            residual; None for `history.num_pairs` of the number of parameters.
     """
 
     penalty: Penalty
     unravel: Callable[[Vector], PyTree] = static()
-    memory_size: int = static(default=20)
+    memory_size: int | None = static(default=None)
 
     def start(self, point: Vector, state: Any = None) -> ProximalState:
         one = jnp.ones((), point.dtype)
@@ -123,13 +127,15 @@ class Proximal(DescentMethod):
             point=point,
             value=jnp.inf * one,
             gradient=jnp.full_like(point, jnp.inf),
+            smooth_gradient=zeros,
+            rough_value=jnp.zeros_like(one),
             accepted=jnp.asarray(False),
             stalled=jnp.asarray(False),
             base=point,
             residual=zeros,
             envelope=jnp.inf * one,
             direction=zeros,
-            memory=empty_memory(self.memory_size, point),
+            memory=initial_memory(self.memory_size, point, state),
             step=one,
             asked=point,
             purpose=jnp.asarray(_SEARCH),
@@ -214,13 +220,15 @@ class Proximal(DescentMethod):
             state.memory, found.point - state.base, residual - state.residual
         )
         # Residuals of different steps are not comparable.
-        empty = empty_memory(self.memory_size, found.point)
-        memory = select(step != state.step, empty, memory)
+        memory = cleared(memory, where=step != state.step)
         direction = -inverse_hessian(memory, target.residual)
+        penalty = self.penalty.value(self.unravel(target.point))
         return ProximalState(
             point=target.point,
-            value=evaluation.value + self.penalty.value(self.unravel(target.point)),
+            value=evaluation.value + penalty,
             gradient=evaluation.gradient - found.gradient + target.residual / step,
+            smooth_gradient=evaluation.gradient,
+            rough_value=penalty,
             accepted=~is_first,
             stalled=~jnp.isfinite(target.envelope)
             | (~is_first & jnp.all(found.point == state.base)),

@@ -4,14 +4,17 @@ A fit that stops too early, or whose data do not determine all parameters, still
 a `Fit`. The warnings state the reason and a remedy.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from probjax.checks import eager_evaluation, is_concrete, warn
+from probjax.fitting.lbfgs import gradient_rounding
 from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.rounds import Run, progress
-from probjax.interfaces import Objective
+from probjax.interfaces import Objective, Penalty
+from probjax.trees import describe_range, describe_shapes, known_values
 from probjax.types import Array, Context, Data, Float, Params, PyTree, Scalar
 
 
@@ -26,6 +29,11 @@ class Fit(NamedTuple):
     >>> found = fit(jax.random.key(0), ScoreMatching(energy), jnp.zeros(2), rows)
     >>> bool(found.converged), round(float(found.loss), 4)  # 1 - 2
     (True, -1.0)
+    >>> print(found.describe())  # doctest: +ELLIPSIS
+    converged after ... steps
+    loss: -1
+    largest entry of the gradient: ...
+    parameters: (2,)
     """
 
     params: Params
@@ -46,6 +54,34 @@ class Fit(NamedTuple):
     opt_state: PyTree
     """State of the optimisation method; its field `inner` is the state of an optax
     optimizer."""
+    distance: Scalar | float = math.inf
+    """Distance from the minimum in standard errors, estimated as described in
+    `probjax.fitting.distance`; infinite if it is not known, for example because the
+    stopping rule does not use it."""
+    penalty: Penalty | None = None
+    """Penalty that was fitted, with the weights that `fit` gave it; None without."""
+
+    def describe(self) -> str:
+        """Describe the outcome of the fit in a few lines.
+
+        Values that are traced are described as unknown. Fits that were mapped over a
+        leading axis, such as those of `fit_nodes`, are described by their ranges.
+        """
+        lines = [
+            _outcome(self.converged, self.losses),
+            f"loss: {describe_range(self.loss)}",
+            f"largest entry of the gradient: {describe_range(self.gradient_norm)}",
+            f"parameters: {describe_shapes(self.params)}",
+        ]
+        distance = known_values(self.distance)
+        if distance is not None and np.all(np.isfinite(distance)):
+            lines.insert(
+                1, f"{describe_range(distance)} standard errors from the minimum"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Fit: {self.describe()}"
 
 
 class ConvergenceWarning(UserWarning):
@@ -86,7 +122,20 @@ class UnboundedWarning(UserWarning):
     """
 
 
-def fit_of(run: Run, losses: Array) -> Fit:
+def _outcome(converged, losses):
+    """Describe how many fits have converged, after how many steps."""
+    met, values = known_values(converged), known_values(losses)
+    if met is None or values is None:
+        return "convergence: unknown"
+    # Losses of steps that were not taken are infinite inside `jit`.
+    taken = np.sum(~np.isposinf(values), axis=-1)
+    steps = f"after {describe_range(taken)} steps"
+    if met.ndim:
+        return f"{met.sum()} of {met.size} fits converged, {steps}"
+    return f"converged {steps}" if met else f"not converged {steps}"
+
+
+def fit_of(plan: RoundsPlan, run: Run, losses: Array) -> Fit:
     """Return the result of a run, with the losses of its steps."""
     return Fit(
         params=run.params,
@@ -96,6 +145,8 @@ def fit_of(run: Run, losses: Array) -> Fit:
         gradient_norm=run.gradient_norm,
         context=run.context,
         opt_state=run.method,
+        distance=run.distance,
+        penalty=plan.penalty,
     )
 
 
@@ -157,12 +208,15 @@ def _rises(losses):
 
 
 def _shortfall(plan, run):
-    remedy = (
-        "rounding errors prevent further progress; try float64, or better coordinates "
-        "(chart=...)"
-        if run.method.stalled
-        else "try more steps_per_round, or better coordinates (chart=...)"
-    )
+    rests = float(run.gradient_norm) <= float(gradient_rounding(run.method.value))
+    remedy = "try more steps_per_round, or better coordinates (chart=...)"
+    if run.method.stalled and rests:
+        remedy = "rounding errors prevent further progress; try float64"
+    elif run.method.stalled:
+        remedy = (
+            "no step lowers the loss further; check that the energy is differentiable, "
+            "or try float64 or better coordinates (chart=...)"
+        )
     return (
         f"fit has not converged: after {int(run.step)} steps "
         f"{plan.stop.shortfall(progress(run))}; {remedy}. If the loss has no lower "

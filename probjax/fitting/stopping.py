@@ -1,5 +1,6 @@
 """Stopping rules: conditions under which a round or a fit ends.
 
+    StandardErrors:  distance from the minimum in standard errors < tolerance
     GradientNorm:    max_i |dL/dtheta_i| < tolerance
 
 A rule is a recipe, which is evaluated inside the compiled fit after every evaluation of
@@ -13,18 +14,23 @@ the loss. A user's rule inherits from `StoppingRule`:
             return progress.step >= self.most
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from probjax.checks import check_parts, is_concrete
+from probjax.data.rows import num_rows
+from probjax.fitting.lbfgs import gradient_rounding
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Data, Params, PyTree, Scalar
 
 _TOLERANCE_32, _TOLERANCE_64 = 1e-5, 1e-8
 _TOLERANCE_PER_STRENGTH = 0.1
+# Weights with a sum below this are probabilities, up to rounding.
+_PROBABILITIES = 1.01
 
 
 class Progress(NamedTuple):
@@ -47,6 +53,8 @@ class Progress(NamedTuple):
     """Current parameters."""
     shared: PyTree
     """Part of the objective's context that belongs to no row, such as particles."""
+    distance: Scalar | float = math.inf
+    """Distance from the minimum in standard errors; infinite if it is not known."""
 
 
 class StoppingRule(ABC):
@@ -83,9 +91,86 @@ class StoppingRule(ABC):
         """Whether the rule is met only near a minimum, which must then exist."""
         return False
 
+    @property
+    def needs_distance(self) -> bool:
+        """Whether the rule uses `progress.distance`, which is computed only then."""
+        return False
+
     def shortfall(self, progress: Progress) -> str:
         """Describe how far a fit that ended too early is from meeting the rule."""
         return "the stopping rule is not met"
+
+
+@recipe
+class StandardErrors(StoppingRule):
+    """End a round once the minimum is closer than `tolerance` standard errors.
+
+    The distance is estimated by `probjax.fitting.distance`, for L-BFGS and the proximal
+    method. Further descent then would not change any conclusion: the sampling error of
+    the estimate is 20 times as large as the distance, in most directions, if
+    `tolerance` is 0.05. A fit that comes to rest in a few steps ends once its gradient
+    is as small as its rounding error.
+
+    The number of rows is the sum of their weights, which must be counts or shares of
+    rows, such as `potts.sequence_weights`. Weights that sum to 1 are taken for
+    probabilities. They have no sampling error, and `GradientNorm()` replaces the rule.
+
+    Args:
+        tolerance: bound on the distance, above 0.
+        rows: number of independent rows, if it is not the sum of the weights, such as
+            the number of clusters of correlated rows.
+
+    >>> import jax
+    >>> from probjax import PseudoLikelihood, fit, ising
+    >>> rows = jax.random.bernoulli(jax.random.key(0), 0.4, (500, 3))
+    >>> args = PseudoLikelihood(ising.energy), ising.init(jax.random.key(1), 3), rows
+    >>> found = fit(jax.random.key(2), *args, stop=StandardErrors(0.01))
+    >>> bool(found.converged)
+    True
+    """
+
+    tolerance: float = 0.05
+    rows: float | None = None
+
+    def __post_init__(self):
+        for name, value in {"tolerance": self.tolerance, "rows": self.rows}.items():
+            if value is not None and is_concrete(value) and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}; try 0.05")
+
+    def ends_fit(self, progress: Progress, data: Data) -> Array:
+        return jnp.asarray(False)
+
+    def on_batches(self) -> None:
+        """Return None: steps by minibatches do not converge."""
+        return
+
+    @property
+    def needs_minimum(self) -> bool:
+        return True
+
+    @property
+    def needs_distance(self) -> bool:
+        return True
+
+    def is_met(self, progress: Progress, data: Data) -> Array:
+        total = float(num_rows(data)) if data.weights is None else data.weights.sum()
+        distance = progress.distance
+        if self.rows is not None:
+            distance = distance * jnp.sqrt(self.rows / total)
+        rests = progress.gradient_norm <= gradient_rounding(progress.loss)
+        rests &= jnp.isfinite(progress.loss) & jnp.isinf(distance)
+        vanishes = progress.gradient_norm < default_tolerance(progress.params)
+        is_near = rests | (distance < self.tolerance)
+        return jnp.where(total > _PROBABILITIES, is_near, vanishes)
+
+    def shortfall(self, progress: Progress) -> str:
+        distance = float(progress.distance)
+        place = f"{distance:.2g}" if math.isfinite(distance) else "an unknown number of"
+        return (
+            f"the parameters are {place} standard errors from the minimum (gradient "
+            f"norm {float(progress.gradient_norm):.2g}), and not below "
+            f"{float(self.tolerance):.2g}"
+        )
 
 
 @recipe
@@ -172,6 +257,10 @@ class AnyOf(StoppingRule):
     @property
     def needs_minimum(self) -> bool:
         return all(rule.needs_minimum for rule in self.rules)
+
+    @property
+    def needs_distance(self) -> bool:
+        return any(rule.needs_distance for rule in self.rules)
 
     def shortfall(self, progress: Progress) -> str:
         return " and ".join(rule.shortfall(progress) for rule in self.rules)

@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_interface, is_concrete, warn
 from probjax.data.chunks import cut_chunk
 from probjax.data.rows import num_rows, refuse_mask
-from probjax.fitting.arguments import prepared_data
+from probjax.fitting.arguments import prepared_data, resolved_penalty
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
 from probjax.interfaces import Chart, Objective, Penalty, has_statistic
@@ -114,9 +114,9 @@ def uncertainty(
             and EM do not minimise a function, and raise an error.
         fitted: result of `fit`.
         data: the data that were fitted, in memory.
-        penalty: the penalty that was fitted, which must be smooth. After a fit with
-            `L1`, fit the nonzero couplings again without it, for example with
-            `ising.init(..., edges=...)`, and compute their error bars.
+        penalty: the penalty that was fitted, which must be smooth; None for the one in
+            `fitted`. After a fit with `L1`, fit the nonzero couplings again without it,
+            for example with `ising.init(..., edges=...)`, and compute their error bars.
         chart: the chart that was used; entries that it freezes have no error.
         chunk_size: as for `fit`.
 
@@ -139,6 +139,7 @@ def uncertainty(
             f"got {type(objective).__name__}, which defines only a gradient; try MPF, "
             "PseudoLikelihood or MaximumLikelihood"
         )
+    penalty = fitted.penalty if penalty is None else penalty
     if penalty is not None and not penalty.smooth:
         raise ValueError(
             f"penalty must be smooth for error bars, got {penalty}; try fitting the "
@@ -146,6 +147,7 @@ def uncertainty(
         )
     data = prepared_data(objective, fitted.params, data)
     refuse_mask(data, "error bars require complete rows")
+    penalty = resolved_penalty(penalty, objective, fitted.params, data)
     _check_sum_over_rows(objective, fitted.params, data)
     if is_concrete(fitted.converged) and not fitted.converged:
         warn(

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 
 from probjax import random
 from probjax.bases.fits import fit_gaussian
+from probjax.data.rows import mean_of_observed
 from probjax.exact import enumeration
-from probjax.interfaces import Sampler
+from probjax.interfaces import Chart, Sampler
 from probjax.models.rbm.layers import (
     accept_block,
     check_hidden,
@@ -29,7 +30,7 @@ from probjax.models.rbm.layers import (
     draw_bits,
     initial_weights,
 )
-from probjax.potential import Potential
+from probjax.potential import Potential, closed_form
 from probjax.recipe import recipe
 from probjax.types import (
     Array,
@@ -95,6 +96,54 @@ def init(
     return params._replace(visible_bias=mean, log_scale=jnp.log(scales))
 
 
+def _couplings(params: Params) -> Params:
+    """Weights of a penalty on W only: 1 on weights, 0 on biases and scales."""
+    return params._replace(weight=1.0, visible_bias=0.0, hidden_bias=0.0, log_scale=0.0)
+
+
+@recipe
+class CentredGaussianRBM(Chart):
+    """Coordinates (W, b*, c*, log s) over units minus their means m and n.
+
+        b* = b + W n,    c* = c + W'(m / s^2)
+
+    >>> zeros = jnp.zeros(2)
+    >>> chart = CentredGaussianRBM(jnp.array([1.0, 2.0]), hidden_mean=jnp.array([0.5]))
+    >>> params = Params(jnp.ones((2, 1)), zeros, jnp.zeros(1), log_scale=zeros)
+    >>> chart.forward(params).hidden_bias.tolist()
+    [3.0]
+    """
+
+    visible_mean: Float[Array, " visible"]
+    """m, which is subtracted from the visible units."""
+    hidden_mean: Float[Array, " hidden"]
+    """n, which is subtracted from the hidden units."""
+
+    def forward(self, params: Params) -> Params:
+        return self._shifted(params, 1)
+
+    def inverse(self, coordinates: Params) -> Params:
+        return self._shifted(coordinates, -1)
+
+    def scales(self, params: Params) -> Params:
+        return Params(1.0, 0.0, 0.0, 1.0)  # pyright: ignore
+
+    def _shifted(self, params, sign):
+        field = (self.visible_mean * jnp.exp(-2 * params.log_scale)) @ params.weight
+        return params._replace(
+            visible_bias=params.visible_bias
+            + sign * (params.weight @ self.hidden_mean),
+            hidden_bias=params.hidden_bias + sign * field,
+        )
+
+
+def data_chart(params: Params, data: Data) -> CentredGaussianRBM:
+    """Return the chart with the means of the units over the data."""
+    hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
+    return CentredGaussianRBM(*mean_of_observed(Data((data.x, hidden), data.weights)))
+
+
+@closed_form(chart=data_chart, couplings=_couplings)
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
     """Energy of one visible state.
 

@@ -24,13 +24,15 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count, holds
+from probjax.data.rows import mean_of_observed
+from probjax.interfaces import Chart
 from probjax.models.ising.parameters import Edges, checked_edges, pair_indices
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
 from probjax.states import one_hot
 from probjax.trees import floating
-from probjax.types import Array, ArrayLike, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
 
 @recipe
@@ -130,7 +132,73 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
     return gap
 
 
-@closed_form(flip_gaps=flip_gaps, site_gaps=site_gaps, site_gap=site_gap)
+def couplings_only(params: Params) -> Params:
+    """Weights of a penalty that leaves the fields out: 1 on couplings, 0 on fields.
+
+    Without weights, `fit` uses them too, and adds a faint prior on fields.
+
+    >>> from probjax import L2
+    >>> params = Params(jnp.ones((2, 2)), jnp.ones((1, 2, 2)))
+    >>> float(L2(0.5, weights=couplings_only(params)).value(params))
+    2.0
+    """
+    return Params(0.0, 1.0, params.edges)  # pyright: ignore[reportArgumentType]
+
+
+@recipe
+class CentredPotts(Chart):
+    """Coordinates of a Potts model over one-hot vectors o minus letter frequencies m.
+
+        E = -sum_i g_i (o_i - m_i) - sum_(i<j) (o_i - m_i)'J_ij (o_j - m_j) + constant,
+        g_i = h_i + sum_j J_ij m_j.
+
+    The gradient in the couplings is a covariance instead of a joint frequency, so that
+    couplings and fields are nearly uncorrelated.
+
+    >>> chart = CentredPotts(jnp.full((2, 2), 0.5))
+    >>> params = Params(jnp.zeros((2, 2)), jnp.array([[[4.0, 0.0], [0.0, 0.0]]]))
+    >>> chart.forward(params).field.tolist()
+    [[2.0, 0.0], [2.0, 0.0]]
+    """
+
+    frequency: Float[Array, "site letter"]
+    """m: frequency of each letter at each site."""
+
+    def forward(self, params: Params) -> Params:
+        return self._shifted(params, 1)
+
+    def inverse(self, coordinates: Params) -> Params:
+        return self._shifted(coordinates, -1)
+
+    def scales(self, params: Params) -> Params:
+        return Params(0.0, 1.0, params.edges)  # pyright: ignore
+
+    def _shifted(self, params, sign):
+        first, second = pair_indices(len(params.field), params.edges)
+        at_first = jnp.einsum("pab,pb->pa", params.coupling, self.frequency[second])
+        at_second = jnp.einsum("pab,pa->pb", params.coupling, self.frequency[first])
+        field = params.field.at[first].add(sign * at_first)
+        field = field.at[second].add(sign * at_second)
+        return Params(field, params.coupling, params.edges)
+
+
+def data_chart(params: Params, data: Data) -> CentredPotts:
+    """Return the chart with the frequencies of letters in the data."""
+    hot = jax.vmap(lambda x: _one_hot(params, x))(data.x)
+    mask = None
+    if data.mask is not None:
+        mask = data.mask if data.mask.ndim == 3 else data.mask[:, :, None]
+        mask = jnp.broadcast_to(mask, hot.shape)
+    return CentredPotts(mean_of_observed(Data(hot, data.weights, mask)))
+
+
+@closed_form(
+    flip_gaps=flip_gaps,
+    site_gaps=site_gaps,
+    site_gap=site_gap,
+    chart=data_chart,
+    couplings=couplings_only,
+)
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     """Energy of one state, given as letters `(site,)` or one-hot `(site, letter)`.
 
@@ -210,18 +278,6 @@ def contact_scores(params: Params) -> Float[Array, "site site"]:
     mean = jnp.where(scores.any(), of_site.mean(), 1)
     corrected = scores - jnp.outer(of_site, of_site) / mean
     return jnp.where(jnp.eye(sites, dtype=bool), 0, corrected)
-
-
-def couplings_only(params: Params) -> Params:
-    """Weights of a penalty that leaves the fields out: 1 on couplings, 0 on fields.
-
-    >>> from probjax import L2
-    >>> params = Params(jnp.ones((2, 2)), jnp.ones((1, 2, 2)))
-    >>> float(L2(0.5, weights=couplings_only(params)).value(params))
-    2.0
-    """
-    zero = jnp.zeros((), params.field.dtype)
-    return Params(zero, zero + 1, params.edges)
 
 
 def sequence_weights(

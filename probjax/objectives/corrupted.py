@@ -15,7 +15,7 @@ from probjax.checks import check_interface
 from probjax.data.corruption import Corruption
 from probjax.data.rows import refuse_mask
 from probjax.forwarding import ForwardingObjective
-from probjax.interfaces import Objective, has_statistic
+from probjax.interfaces import Chart, Objective, has_statistic
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.trees import floating
@@ -92,8 +92,13 @@ class Corrupted(ForwardingObjective):
         return Context((data.x, inner.rows), inner.shared)
 
     def unbounded(self, params: Params, data: Data) -> str:
-        versions = self.corruption(jax.random.key(0), data.x)
-        return self.objective.unbounded(params, data._replace(x=versions))
+        return self.objective.unbounded(params, self._versions(data))
+
+    def chart(self, params: Params, data: Data) -> Chart | None:
+        return self.objective.chart(params, self._versions(data))
+
+    def _versions(self, data):
+        return data._replace(x=self.corruption(jax.random.key(0), data.x))
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         version, rows = context

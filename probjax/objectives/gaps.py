@@ -26,7 +26,7 @@ from probjax.objectives.missing import (
     num_letters,
     observed_moves,
 )
-from probjax.potential import check_energy, potential, unbounded
+from probjax.potential import check_energy, potential
 from probjax.recipe import recipe, static
 from probjax.trees import zeros_of
 from probjax.types import (
@@ -140,9 +140,6 @@ class GapObjective(Objective):
     @property
     def couples_rows(self) -> bool:
         return self.exclude_data
-
-    def unbounded(self, params: Params, data: Data) -> str:
-        return unbounded(self.energy, params, data)
 
     def _counted(self, rows, data, shared):
         """Whether each neighbour of each row counts; () if all count."""

@@ -16,7 +16,7 @@ import jax
 from probjax import exact
 from probjax.data.rows import refuse_mask
 from probjax.interfaces import Objective
-from probjax.potential import check_energy, check_normalisable, unbounded
+from probjax.potential import check_energy, check_normalisable
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
 from probjax.trees import floating
@@ -89,9 +89,6 @@ class MaximumLikelihood(Objective):
         return exact.log_z(
             self.energy, params, shared.size, num_states=shared.num_states
         )
-
-    def unbounded(self, params: Params, data: Data) -> str:
-        return unbounded(self.energy, params, data)
 
     def _space(self, x):
         return Enumeration(num_sites(x), self.num_states)

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 
 from probjax.checks import check_count, check_interface, holds
 from probjax.data.rows import num_rows, refuse_mask
-from probjax.interfaces import Base, Objective
-from probjax.potential import check_energy
+from probjax.interfaces import Base, Chart, Objective
+from probjax.potential import check_energy, couplings, default_chart, unbounded
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
 from probjax.types import Context, Data, Energy, Params, PRNGKeyArray, Scalar, State
@@ -43,6 +43,25 @@ class Normalised(NamedTuple):
     """Parameters of the energy."""
     log_z: Scalar
     """Log partition function, fitted like the other parameters."""
+
+
+@recipe
+class NormalisedChart(Chart):
+    """Chart of a `Normalised`: `chart` for its parameters, and log Z as it is.
+
+    >>> from probjax.fitting.charts import Affine
+    >>> doubled = NormalisedChart(Affine(scale=2.0))
+    >>> doubled.inverse(Normalised(jnp.ones(1), jnp.ones(()))).params.tolist()
+    [2.0]
+    """
+
+    chart: Chart
+
+    def forward(self, params: Normalised) -> Normalised:
+        return Normalised(self.chart.forward(params.params), params.log_z)
+
+    def inverse(self, coordinates: Normalised) -> Normalised:
+        return Normalised(self.chart.inverse(coordinates.params), coordinates.log_z)
 
 
 @recipe
@@ -98,6 +117,19 @@ class NoiseContrast(Objective):
         data = data._replace(x=self.base.prepare(data.x))
         check_energy(self.energy, params.params, data.x)
         return data
+
+    def unbounded(self, params: Normalised, data: Data) -> str:
+        return unbounded(self.energy, params.params, data)
+
+    def chart(self, params: Normalised, data: Data) -> Chart | None:
+        chart = default_chart(self.energy, params.params, data)
+        return None if chart is None else NormalisedChart(chart)
+
+    def couplings(self, params: Normalised) -> Normalised | None:
+        weights = couplings(self.energy, params.params)
+        if weights is None:
+            return None
+        return Normalised(weights, 0.0)  # pyright: ignore[reportArgumentType]
 
     def refresh(
         self, key: PRNGKeyArray, params: Normalised, data: Data, context: Context

@@ -35,8 +35,8 @@ from probjax.samplers.chain_loop import (
     start_run,
 )
 from probjax.samplers.observers import Average, Averaged, Store
-from probjax.trees import as_array
-from probjax.types import Array, Energy, Params, PRNGKeyArray, PyTree, State
+from probjax.trees import as_array, describe_range, describe_shapes, known_values
+from probjax.types import Array, Energy, Info, Params, PRNGKeyArray, PyTree, State
 
 NO_GRADIENT = (
     "moves are accepted or rejected, which has no gradient; try "
@@ -53,6 +53,10 @@ class Draws(NamedTuple):
     >>> draws = sample(jax.random.key(0), ising.energy, flat, x, **options)
     >>> draws.x.shape, int(draws.step)
     ((3, 4, 2), 4)
+    >>> print(draws.describe())
+    3 chains of 4 draws, after 4 steps
+    states, with axes of chains and draws: (3, 4, 2)
+    acceptance: 1
     """
 
     x: State
@@ -64,6 +68,39 @@ class Draws(NamedTuple):
     """Last states of the sampler, leaves `(chain, ...)`; their `x` can start a run."""
     step: Array
     """Number of steps that every chain has taken; a continued run counts from it."""
+
+    def describe(self) -> str:
+        """Describe the size of the run and the acceptance in a few lines.
+
+        Values that are traced are described as unknown. `diagnostics.summary` tests
+        whether the chains have mixed.
+        """
+        leaves = jax.tree.leaves(self.x)
+        chains, draws = (*np.shape(leaves[0]), "?", "?")[:2] if leaves else (0, 0)
+        steps = describe_range(self.step)
+        lines = [
+            f"{chains} chains of {draws} draws, after {steps} steps",
+            f"states, with axes of chains and draws: {describe_shapes(self.x)}",
+            *_info_lines(self.info),
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Draws: {self.describe()}"
+
+
+def _info_lines(info):
+    """Describe the acceptance and the divergent steps that a sampler reported."""
+    if not isinstance(info, Info):
+        return []
+    accept = known_values(info.accept)
+    mean = "unknown" if accept is None or not accept.size else f"{accept.mean():.3g}"
+    lines = [f"acceptance: {mean}"]
+    diverged = known_values(info.diverged)
+    if diverged is not None and diverged.any():
+        count = f"{np.count_nonzero(diverged):,} of {diverged.size:,}"
+        lines.append(f"draws after divergent steps: {count}; reduce the step size")
+    return lines
 
 
 class Means(NamedTuple):

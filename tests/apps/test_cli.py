@@ -12,6 +12,7 @@ import probjax
 from probjax import ising, potts, rbm, storage
 from probjax.apps import fitted_models
 from probjax.apps.cli import main
+from probjax.trees import as_array
 
 
 def _rows(num_states=2):
@@ -326,3 +327,18 @@ def test_the_entry_point_answers_and_returns_its_code(tmp_path):
         check=False,
     )
     assert (found.returncode, found.stderr) == (2, "probjax: none.npy does not exist\n")
+
+
+def test_a_model_that_loses_to_independent_sites_is_reported(run):
+    np.save("x.npy", _rows(3))
+    run("fit x.npy --model potts --l2 0.01")
+    _, report, _ = run("evaluate model.npz x.npy")
+    assert "worse than independent sites" not in report
+    model = storage.load("model.npz")
+    field = -np.asarray(model.params.field) - 1.0 * np.arange(3, dtype=np.float32)
+    params = potts.Params(as_array(field), model.params.coupling)
+    storage.save("model.npz", model._replace(params=params))
+    _, report, _ = run("evaluate model.npz x.npy")
+    loss = _number(report, "independent sites") - _number(report, "log-likelihood")
+    said = re.search(r"worse than independent sites, by ([.\d]+) \+-", report)
+    assert float(said.group(1)) == pytest.approx(loss, rel=0.05)

@@ -32,13 +32,15 @@ from probjax import (
 )
 from probjax.connectivity import GaussianSteps
 from probjax.data import unique_rows
-from probjax.fitting import GradientNorm
+from probjax.fitting import GradientNorm, charts
 from probjax.fitting.lbfgs import QuasiNewton
 from probjax.trees import as_array
 
 SIZE = 4
 ADAM = optax.adam(0.02)
 COUPLINGS = ising.Params(0.0, 1.0)
+EXACT = dict(stop=GradientNorm())
+PLAIN = dict(chart=charts.Affine(), stop=GradientNorm())
 
 
 def rows(count=500):
@@ -64,8 +66,8 @@ def loss_and_slope(objective, params, x):
 
 @pytest.fixture(scope="module")
 def plain():
-    """The fit of the rows by default, which others are compared with."""
-    return fit(jax.random.key(0), MPF(ising.energy), start(), rows())
+    """The fit of the rows in plain coordinates, which others are compared with."""
+    return fit(jax.random.key(0), MPF(ising.energy), start(), rows(), **PLAIN)
 
 
 @pytest.mark.parametrize("objective", [MPF, PseudoLikelihood])
@@ -161,7 +163,7 @@ def test_gradient_norm_is_of_the_parameters_whatever_the_chart(key):
 def test_l2_adds_its_gradient_to_the_minimum(key):
     data, objective = rows(), PseudoLikelihood(ising.energy)
     penalty = L2(0.05, weights=COUPLINGS)
-    found = fit(key, objective, start(), data, penalty=penalty)
+    found = fit(key, objective, start(), data, penalty=penalty, **EXACT)
     _, gradient = loss_and_slope(objective, found.params, data)
     np.testing.assert_allclose(gradient.bias, np.zeros(SIZE), atol=1e-4)
     expected = -2 * 0.05 * np.asarray(found.params.coupling)
@@ -172,7 +174,7 @@ def test_l2_adds_its_gradient_to_the_minimum(key):
 def test_l1_satisfies_the_conditions_of_its_minimum(strength, x64, key):
     data, objective = rows().astype(float), PseudoLikelihood(ising.energy)
     penalty = L1(strength, weights=COUPLINGS)
-    found = fit(key, objective, start(), data, penalty=penalty)
+    found = fit(key, objective, start(), data, penalty=penalty, **EXACT)
     assert found.converged
     value, gradient = loss_and_slope(objective, found.params, data)
     coupling, slope = map(np.asarray, (found.params.coupling, gradient.coupling))
@@ -208,7 +210,8 @@ def test_the_default_begins_anew_in_every_round():
 
 def test_a_callback_sees_the_same_run_and_may_end_it(plain):
     data, seen, silent, key = rows(), [], plain, jax.random.key(0)
-    told = fit(key, MPF(ising.energy), start(), data, watch=Watch(seen.append, every=4))
+    watch = Watch(seen.append, every=4)
+    told = fit(key, MPF(ising.energy), start(), data, watch=watch, **PLAIN)
     chex.assert_trees_all_equal(told, silent)
     assert [int(progress.step) for progress in seen[:3]] == [4, 8, 12]
     losses = np.asarray(silent.losses)
@@ -221,6 +224,7 @@ def test_a_callback_sees_the_same_run_and_may_end_it(plain):
         start(),
         data,
         watch=Watch(lambda progress: int(progress.step) >= 8, every=4),
+        **PLAIN,
     )
     np.testing.assert_array_equal(ended.losses, losses[:8])
 
@@ -297,13 +301,14 @@ def test_float32_reaches_the_minimum_from_a_bad_start(charted, key):
 
 def test_float32_and_float64_agree(key):
     data = unique_rows(rows())
-    single = fit(key, MPF(ising.energy), start(), data)
+    single = fit(key, MPF(ising.energy), start(), data, **EXACT)
     with jax.enable_x64(True):
         double = fit(
             jax.random.key(0),
             MPF(ising.energy),
             start(),
             jax.tree.map(lambda leaf: np.asarray(leaf, float), data),
+            **EXACT,
         )
         assert double.params.coupling.dtype == jnp.float64
         assert double.gradient_norm < 1e-8
@@ -360,7 +365,7 @@ def test_a_diverging_optimizer_is_reported(key):
 
 
 def test_a_fit_that_starts_at_its_minimum_knows_its_loss(plain, key):
-    again = fit(key, MPF(ising.energy), plain.params, rows())
+    again = fit(key, MPF(ising.energy), plain.params, rows(), **PLAIN)
     assert again.converged
     assert len(again.losses) == 0
     np.testing.assert_allclose(again.loss, plain.loss, rtol=1e-6)

@@ -191,7 +191,7 @@ def test_some_strength_finds_exactly_the_edges_of_a_lattice(objective):
     sizes = jax.random.uniform(keys[0], first.shape, minval=0.3, maxval=0.5)
     signed = sizes * jax.random.rademacher(keys[1], first.shape)
     half = jnp.zeros((100, 100)).at[first, second].set(signed)
-    truth = ising.from_spins(half + half.T, jnp.zeros(100))
+    truth = ising.from_fields(half + half.T, jnp.zeros(100), spins=True)
     matrix = ising.coupling_matrix(truth)
     data = exact.lattice.sample(keys[2], matrix, shape, num_draws=20_000, periodic=True)
     begin = ising.from_matrix(jnp.zeros((100, 100)))
@@ -209,3 +209,12 @@ def test_some_strength_finds_exactly_the_edges_of_a_lattice(objective):
     exactly = jnp.all(found == true[None], axis=1)
     assert exactly.any()
     assert jnp.all(path.num_nonzero[exactly] == 200)
+
+
+def test_a_path_without_weights_leaves_biases_out(x64, key):
+    path = fit_path(key, OBJECTIVE, start(), DATA, penalty=L1(1.0), num_strengths=4)
+    given = fit_path(key, OBJECTIVE, start(), DATA, penalty=sparse(), num_strengths=4)
+    np.testing.assert_allclose(path.strengths, given.strengths, rtol=1e-3)
+    assert path.num_nonzero[0] == 0
+    np.testing.assert_array_equal(path.num_nonzero, given.num_nonzero)
+    assert np.all(np.asarray(path.params.bias) != 0)

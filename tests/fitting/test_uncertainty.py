@@ -173,3 +173,16 @@ def test_estimates_without_a_curvature_are_refused(key):
         uncertainty(MPF(ising.energy, exclude_data=True), fitted, DATA.x[:4])
     with pytest.raises(ValueError, match="penalty must be smooth .* got L1"):
         uncertainty(MPF(ising.energy), fitted, DATA, penalty=L1(0.1))
+
+
+def test_error_bars_use_the_penalty_of_the_fit(x64, key):
+    objective = PseudoLikelihood(ising.energy)
+    fitted = fit(key, objective, start(), DATA, penalty=L2(0.05))
+    found = uncertainty(objective, fitted, DATA).covariance
+    given = uncertainty(objective, fitted, DATA, penalty=L2(0.05)).covariance
+    np.testing.assert_allclose(found, given, rtol=1e-10)
+    without = uncertainty(objective, fitted, DATA, penalty=L2(0.0)).covariance
+    assert np.all(np.diagonal(found)[SIZE:] < np.diagonal(without)[SIZE:])
+    sparse = fit(key, objective, start(), DATA, penalty=L1(0.05))
+    with pytest.raises(ValueError, match="penalty must be smooth"):
+        uncertainty(objective, sparse, DATA)

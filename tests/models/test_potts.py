@@ -69,7 +69,8 @@ def test_energy_is_minus_fields_and_couplings_of_letters_or_one_hot(edges):
 
 @pytest.mark.parametrize("edges", [None, EDGES])
 def test_site_gaps_equal_the_generic_path(edges):
-    assert set(closed_forms(potts.energy)) == {"flip_gaps", "site_gaps", "site_gap"}
+    forms = {"flip_gaps", "site_gaps", "site_gap"}
+    assert forms <= set(closed_forms(potts.energy))
     params = model(1, edges=edges)
     generic = potential(plain_energy, params)
     closed = potential(potts.energy, params)

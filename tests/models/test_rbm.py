@@ -75,7 +75,7 @@ def gaps_of(params, x):
 @pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
 def test_flip_gaps_equal_the_generic_path(scale, x64):
     """From weights that need few products to weights that need the exact way."""
-    assert set(closed_forms(rbm.energy)) == {"flip_gaps"}
+    assert "flip_gaps" in closed_forms(rbm.energy)
     params = machine(2, scale=scale)
     single = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     *double, truth = gaps_of(params, STATES)

@@ -7,8 +7,21 @@ import numpy as np
 import pytest
 from small_models import counted_states, flat_ising, random_ising
 
-from probjax import L1, L2, MPF, PseudoLikelihood, fit, ising
-from probjax.objectives.penalty import GroupL1
+from probjax import (
+    L1,
+    L2,
+    MPF,
+    Data,
+    PseudoLikelihood,
+    fit,
+    gaussian_rbm,
+    hopfield,
+    ising,
+    potts,
+    rbm,
+)
+from probjax.objectives.penalty import GroupL1, PenaltySum
+from probjax.potential import couplings
 from probjax.trees import as_array
 
 SIZE = 6
@@ -225,3 +238,176 @@ def test_weights_that_do_not_fit_are_refused(penalty):
         penalty(1.0, weights={"bias": 1.0, "matrix": np.ones(2)}).value(params)
     with pytest.raises(ValueError, match="must be 0 or above and finite, got -1.0"):
         penalty(-1)
+
+
+@pytest.mark.parametrize("penalty", [L1, L2, GroupL1])
+def test_weights_may_be_one_number_or_a_prefix(penalty):
+    params = {"a": TREE, "b": as_array([2.0, -1.0])}
+    full = {"a": dict.fromkeys(TREE, 0.5), "b": 3.0}
+    found, expected = (
+        looked_at(penalty(0.3, weights), params, 0.2)
+        for weights in ({"a": 0.5, "b": 3.0}, full)
+    )
+    chex.assert_trees_all_equal(found, expected)
+    everything = looked_at(penalty(0.3, 1.0), params, 0.2)
+    plain = looked_at(penalty(0.3), params, 0.2)
+    chex.assert_trees_all_close(everything, plain, rtol=1e-6)
+
+
+COUPLINGS = {
+    ising: lambda: ising.init(jax.random.key(0), 3, edges=[(0, 1)]),
+    potts: lambda: potts.init(jax.random.key(0), 3, 4),
+    hopfield: lambda: hopfield.init(jax.random.key(0), 3),
+    rbm: lambda: rbm.init(jax.random.key(0), 3, 2),
+    gaussian_rbm: lambda: gaussian_rbm.init(jax.random.key(0), 3, 2),
+}
+
+
+@pytest.mark.parametrize("model", COUPLINGS, ids=lambda model: model.__name__)
+def test_models_declare_their_couplings_by_numbers_of_the_host(model):
+    params = COUPLINGS[model]()
+    found = couplings(model.energy, params)
+    assert found is not None
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    for (path, weight), _ in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(params), strict=True
+    ):
+        assert type(weight) is float
+        is_coupling = jax.tree_util.keystr(path) in (".coupling", ".weight")
+        assert weight == is_coupling
+
+
+def test_penalties_without_weights_spare_biases_and_fit_returns_them(key):
+    objective, start = PseudoLikelihood(ising.energy), flat_ising(SIZE)
+    found = fit(key, objective, start, DATA, penalty=L2(0.05))
+    rows = float(np.sum(DATA.weights)) if DATA.weights is not None else len(DATA.x)
+    slope = gradient_of(objective, found.params, DATA)
+    expected = -2 * np.asarray(found.params.bias) * 0.01 / rows
+    np.testing.assert_allclose(slope.bias, expected, atol=2e-5)
+    shrunk = -2 * 0.05 * np.asarray(found.params.coupling)
+    np.testing.assert_allclose(slope.coupling, shrunk, atol=2e-5)
+    assert float(found.penalty.first.weights.bias) == 0
+    assert float(found.penalty.first.weights.coupling) == 1
+    np.testing.assert_allclose(found.penalty.second.strength, 0.01 / rows, rtol=1e-6)
+    whole = fit(key, objective, start, DATA, penalty=L2(0.05, weights=1.0))
+    slope = gradient_of(objective, whole.params, DATA)
+    shrunk = -2 * 0.05 * np.asarray(whole.params.bias)
+    np.testing.assert_allclose(slope.bias, shrunk, atol=2e-5)
+
+
+def own_energy(params, x):
+    return ising.energy(params, x)
+
+
+def test_everything_is_penalised_if_an_energy_declares_nothing(key):
+    found = fit(
+        key, PseudoLikelihood(own_energy), flat_ising(SIZE), DATA, penalty=L2(0.05)
+    )
+    assert found.penalty == L2(as_array(np.float32(0.05)))
+
+
+@pytest.mark.parametrize("penalty", [L2(1e-3), L1(1e-3)], ids=["L2", "L1"])
+def test_the_prior_keeps_silent_units_finite_and_others_unbiased(key, penalty):
+    counts = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+    rows, active = 1000, np.array([10, 500])
+    weights = np.array([*active, rows - active.sum()], np.float32)
+    data = Data(as_array(counts), as_array(weights))
+    start = ising.init(key, 3, edges=[])
+    objective = PseudoLikelihood(ising.energy)
+    found = fit(key, objective, start, data, penalty=penalty)
+    bias = np.asarray(found.params.bias)
+    rate = 1 / (1 + np.exp(bias))
+    assert 0.05 / rows < rate[2] < 0.5 / rows
+    stderr = 1 / np.sqrt(rows * rate[:2] * (1 - rate[:2]))
+    exact = -np.log(active / (rows - active))
+    assert np.all(np.abs(bias[:2] - exact) < 0.25 * stderr / np.sqrt(active) + 1e-3)
+
+
+def test_probabilities_as_weights_count_as_many_rows(key):
+    chances = Data(DATA.x, as_array(np.full(len(DATA.x), 1 / len(DATA.x), np.float32)))
+    objective, start = PseudoLikelihood(ising.energy), flat_ising(SIZE)
+    penalty = fit(key, objective, start, chances, penalty=L2(0.05)).penalty
+    np.testing.assert_allclose(penalty.second.strength, 1e-8, rtol=1e-6)
+
+
+def test_the_prior_on_biases_is_not_stronger_than_the_penalty():
+    spared = L2(1e-6).sparing(ising.Params(0.0, 1.0), 1e-3)
+    assert spared.second.strength == 1e-6
+    assert L1(1e-6).sparing(ising.Params(0.0, 1.0), 1e-3).second.strength == 1e-3
+
+
+def test_groups_that_contain_couplings_are_penalised_whole():
+    spared = GroupL1(1.0).sparing([np.array([[1.0, 0.0], [0.0, 0.0]])], 0.1)
+    np.testing.assert_array_equal(spared.first.weights[0], [1, 0])
+    np.testing.assert_array_equal(spared.second.weights[0], [[0, 0], [1, 1]])
+
+
+def test_a_sum_has_the_strength_of_its_first_part():
+    both = PenaltySum(L1(1.0, [1.0, 0.0]), L2(0.5, [0.0, 1.0]))
+    assert both.with_strength(3.0) == PenaltySum(L1(3.0, [1.0, 0.0]), both.second)
+    slope = [as_array([0.3, -0.7]), as_array([9.0])]
+    np.testing.assert_allclose(both.vanishing(slope), 0.7, rtol=1e-6)
+    assert PenaltySum(both, both.second).parts() == (
+        PenaltySum(both.second, both.second),
+        both.first,
+    )
+    assert both.parts() == (both.second, both.first)
+    assert L2(1.0).parts() == (L2(1.0), None)
+    assert L1(1.0).parts() == (None, L1(1.0))
+
+
+SCALES = {
+    "cube": as_array([[[2.0, 2.0], [2.0, 2.0]], [[0.5, 0.5], [0.5, 0.5]]]),
+    "matrix": 3.0,
+    "vector": as_array([1.0, -2.0, 0.5]),
+    "scalar": as_array(0.25),
+}
+IN_CHART = {
+    "L1": L1(0.8),
+    "L1, one number": L1(0.8, 2.0),
+    "L1, a number for each leaf": L1(0.8, dict.fromkeys(TREE, 0.5) | {"scalar": 0.0}),
+    "GroupL1": GROUPED,
+    "GroupL1, one number": GroupL1(0.8, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", IN_CHART)
+def test_a_penalty_of_coordinates_is_that_of_their_parameters(name):
+    penalty = IN_CHART[name]
+    inner = penalty.in_chart(SCALES)
+    params = jax.tree.map(lambda scale, point: scale * point, SCALES, TREE)
+    value, near, _ = looked_at(inner, TREE, 0.3)
+    np.testing.assert_allclose(value, jax.jit(penalty.value)(params), rtol=1e-6)
+
+    def definition(point):
+        there = jax.tree.map(lambda scale, point: scale * point, SCALES, point)
+        apart = jax.tree.map(lambda p, q: jnp.sum((p - q) ** 2) / 2, point, TREE)
+        return sum(jax.tree.leaves(apart)) + 0.3 * penalty.value(there)
+
+    generator = np.random.default_rng(0)
+    nudges = jax.tree.map(
+        lambda leaf: 0.05 * generator.normal(size=(200, *leaf.shape)), near
+    )
+    above = jax.jit(jax.vmap(lambda n: definition(jax.tree.map(jnp.add, near, n))))(
+        jax.tree.map(np.float32, nudges)
+    )
+    assert np.all(np.asarray(above) > jax.jit(definition)(near))
+
+
+def test_a_penalty_has_no_form_in_coordinates_that_are_not_proportional():
+    params = ising.Params(0.0, as_array([2.0, 3.0]))
+    assert L1(1.0).in_chart(params) is None
+    assert L1(1.0, ising.Params(as_array([0.0, 1.0]), 1.0)).in_chart(params) is None
+    found = L1(1.0, ising.Params(0.0, 1.0)).in_chart(params)
+    np.testing.assert_array_equal(found.weights.coupling, [2, 3])
+    assert found.weights.bias == 0
+    varying = {"matrix": as_array([[1.0, 2.0], [1.0, 1.0]])}
+    assert GroupL1(1.0).in_chart(varying) is None
+    assert GroupL1(1.0, {"matrix": 0.0}).in_chart(varying) is not None
+    known = jax.jit(lambda scale: GroupL1(1.0).in_chart({"matrix": scale}).weights)
+    found = known(as_array([[2.0], [3.0]]))
+    np.testing.assert_array_equal(found["matrix"], [2, 3])
+    assert L2(1.0).in_chart(varying) is None
+    both = PenaltySum(L1(1.0, [1.0, 0.0]), GroupL1(1.0, [0.0, 1.0]))
+    assert both.in_chart([2.0, 3.0]).first.weights[0] == 2
+    assert PenaltySum(both, L2(1.0)).in_chart([2.0, 3.0]) is None

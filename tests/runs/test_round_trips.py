@@ -138,6 +138,9 @@ def learned():
 
 RESULTS = {
     "Fit": fitted,
+    "FitCheck": lambda: fitting.check_fit(
+        KEY, ising.energy, PARAMS, BITS, num_chains=20, num_steps=4
+    ),
     "Progress": last_progress,
     "Annealed": annealed,
     "Bracket": lambda: sandwich(

@@ -12,7 +12,9 @@ import pytest
 from small_models import all_states, drawn_from, log_probs_of, random_ising
 
 from probjax import Watch, ising, samplers, storage
+from probjax.samplers import Draws
 from probjax.samplers.chain_loop import run_steps
+from probjax.types import Info
 
 HERE = Path(__file__).parent
 PARAMS = random_ising(0, 4, scale=0.5)
@@ -179,3 +181,19 @@ def test_other_parameters_have_nothing_to_resume(key):
 
 def well(params, x):
     return params * jnp.sum((x**2 - 1) ** 2) + 0.1 * x[0]
+
+
+def test_draws_print_a_few_lines_and_no_arrays():
+    info = Info(accept=np.full((2, 3), 0.5), diverged=np.eye(2, 3))
+    draws = Draws(np.zeros((2, 3, 4)), info, np.arange(1000.0), np.array(6))
+    assert repr(draws).splitlines() == [
+        "Draws: 2 chains of 3 draws, after 6 steps",
+        "states, with axes of chains and draws: (2, 3, 4)",
+        "acceptance: 0.5",
+        "draws after divergent steps: 2 of 6; reduce the step size",
+    ]
+    assert repr(draws) == f"Draws: {draws.describe()}"
+    text = []
+    jax.eval_shape(lambda draws: text.append(repr(draws)), draws)
+    assert "2 chains of 3 draws, after unknown steps" in text[0]
+    assert "acceptance: unknown" in text[0]

@@ -185,7 +185,7 @@ def test_every_sampler_may_be_tempered(inner, key):
 def test_tempering_weighs_two_deep_modes_that_a_heat_bath_alone_does_not_leave(key):
     size, chains = 10, 1000
     upper = np.triu(np.random.default_rng(0).normal(0.5, 0.05, (size, size)), 1)
-    params = ising.from_spins(upper + upper.T, np.full(size, 0.05))
+    params = ising.from_fields(upper + upper.T, np.full(size, 0.05), spins=True)
     truth = probabilities(params, [1.0])[0] @ (all_states(size).mean(1) > 0.5)
     assert 0.6 < truth < 0.8
 

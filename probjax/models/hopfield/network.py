@@ -28,12 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_count, holds, is_concrete, is_finite
+from probjax.interfaces import Chart
 from probjax.models import ising
 from probjax.models.checks import check_size
 from probjax.potential import closed_form
+from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.trees import floating
-from probjax.types import Array, ArrayLike, Bool, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Bool, Data, Float, PRNGKeyArray, Scalar
 
 
 class Params(NamedTuple):
@@ -111,7 +113,51 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
     return (1 - 2 * x) * (_symmetric(params.weight) @ x - params.threshold)
 
 
-@closed_form(flip_gaps=flip_gaps)
+def _couplings(params: Params) -> Params:
+    """Weights of a penalty that leaves the thresholds out: 1 on J, 0 on thresholds."""
+    return params._replace(weight=1.0, threshold=0.0)
+
+
+@recipe
+class CentredHopfield(Chart):
+    """Coordinates of a network over y = (x - mean) / scale.
+
+    With y, the energy is -1/2 y'Ay + a'y + constant, where
+
+        A_ij = J_ij s_i s_j,    a_i = s_i (theta_i - sum_j J_ij m_j).
+
+    >>> chart = CentredHopfield(mean=jnp.full(2, 0.5), scale=jnp.full(2, 0.5))
+    >>> chart.forward(Params(1 - jnp.eye(2), jnp.zeros(2))).threshold.tolist()
+    [-0.25, -0.25]
+    """
+
+    mean: Float[Array, " unit"]
+    """Value that is subtracted from each unit."""
+    scale: Float[Array, " unit"]
+    """Positive value by which each unit is then divided."""
+
+    def forward(self, params: Params) -> Params:
+        shift = _symmetric(params.weight) @ self.mean
+        weight = params.weight * jnp.outer(self.scale, self.scale)
+        return Params(weight, self.scale * (params.threshold - shift))
+
+    def inverse(self, coordinates: Params) -> Params:
+        weight = coordinates.weight / jnp.outer(self.scale, self.scale)
+        shift = _symmetric(weight) @ self.mean
+        return Params(weight, coordinates.threshold / self.scale + shift)
+
+    def scales(self, params: Params) -> Params:
+        weight = 1 / jnp.outer(self.scale, self.scale)
+        return Params(weight, 0.0)  # pyright: ignore
+
+
+def data_chart(params: Params, data: Data) -> CentredHopfield:
+    """Return the chart with the mean and standard deviation of each unit."""
+    chart = ising.data_chart(to_ising(params), data)
+    return CentredHopfield(chart.mean, chart.scale)
+
+
+@closed_form(flip_gaps=flip_gaps, chart=data_chart, couplings=_couplings)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     """Energy -1/2 x'Jx + theta'x of one state.
 

@@ -189,7 +189,7 @@ def flow(
     Args:
         patterns: rows of bits that differ from each other, optionally with weights.
         max_steps: limit on the steps of L-BFGS.
-        penalty: penalty on weights and thresholds. If it is too strong, patterns are
+        penalty: penalty, by default on weights only. If it is too strong, patterns are
             not stored; see `stored` of the result.
 
     >>> patterns = jnp.array([[1, 1, 0, 0], [1, 0, 1, 0]])

@@ -1,7 +1,13 @@
 """Ising models: energy, parameters, charts, cluster samplers and mean-field fits."""
 
-from probjax.models.ising.centring import CentredIsing, centred, centred_at
+from probjax.models.ising.centring import (
+    CentredIsing,
+    centred,
+    centred_at,
+    data_chart,
+)
 from probjax.models.ising.clusters import SwendsenWang, Wolff
+from probjax.models.ising.fields import Fields, bits, from_fields, spins, to_fields
 from probjax.models.ising.mean_field import mean_field, tap
 from probjax.models.ising.model import (
     energy,
@@ -9,10 +15,12 @@ from probjax.models.ising.model import (
     flip_gaps,
     mirror_gap,
     unbounded,
+    unit_energy,
 )
 from probjax.models.ising.parameters import (
     Edges,
     Params,
+    UnitParams,
     checked_edges,
     coupling_matrix,
     couplings_only,
@@ -20,8 +28,9 @@ from probjax.models.ising.parameters import (
     init,
     pair_indices,
     symmetrised,
+    unit_params,
 )
-from probjax.models.ising.spin_form import Spins, bits, from_spins, spins, to_spins
+from probjax.models.ising.table import CouplingTable, coupling_table
 
 __all__ = [
     "bits",
@@ -30,24 +39,30 @@ __all__ = [
     "centred_at",
     "checked_edges",
     "coupling_matrix",
+    "coupling_table",
     "couplings_only",
+    "CouplingTable",
     "Edges",
+    "data_chart",
     "energy",
+    "Fields",
     "flip_gap",
     "flip_gaps",
+    "from_fields",
     "from_matrix",
-    "from_spins",
     "init",
     "mean_field",
     "mirror_gap",
     "pair_indices",
     "Params",
-    "Spins",
     "spins",
     "SwendsenWang",
     "symmetrised",
     "tap",
-    "to_spins",
+    "to_fields",
     "unbounded",
+    "unit_energy",
+    "unit_params",
+    "UnitParams",
     "Wolff",
 ]

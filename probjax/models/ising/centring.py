@@ -58,6 +58,11 @@ class CentredIsing(Chart):
         bias = params.bias - 2 * self._field_of_means(params)
         return Params(bias, coupling, params.edges)
 
+    def scales(self, params: Params) -> Params:
+        first, second = pair_indices(len(self.mean), params.edges)
+        coupling = 1 / (2 * self.scale[first] * self.scale[second])
+        return Params(0.0, coupling, params.edges)  # pyright: ignore
+
     def _field_of_means(self, params):
         """sum_(j != i) J_ij mean_j for each unit i."""
         return pair_matrix(params) @ self.mean
@@ -89,3 +94,15 @@ def centred_at(mean: Float[Array, " n"], weight: ArrayLike) -> CentredIsing:
     [0.5, 0.25]
     """
     return CentredIsing(mean, jnp.sqrt(jnp.maximum(mean * (1 - mean), 1 / weight)))
+
+
+def data_chart(params: Params, data: Data) -> CentredIsing:
+    """Return the chart of `centred` for rows that were checked, which may be traced.
+
+    Rows whose weights are probabilities count as one each, so that scales are those of
+    the data.
+    """
+    weight = len(data.x)
+    if data.weights is not None:
+        weight = jnp.maximum(data.weights.sum(), weight)
+    return centred_at(mean_of_observed(data), weight)

@@ -137,8 +137,8 @@ class Wolff(Sampler):
 def bonds(potential: Potential) -> Bonds:
     """Bonds of an Ising model over spins, with couplings times the potential's weight.
 
-    The values are those of `ising.to_spins`, but no matrix is formed: E = x'Jx has
-    K_ij = -J_ij / 2 and K_i0 = sum_j K_ij - J_ii / 2.
+    The values are those of `ising.to_fields(params, spins=True)`, but no matrix is
+    formed: E = x'Jx has K_ij = -J_ij / 2 and K_i0 = sum_j K_ij - J_ii / 2.
     """
     params, weight = potential.args[0], potential.weights[0]
     size = len(params.bias)

@@ -13,15 +13,21 @@ model".
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import is_on_host, namespace
 from probjax.models.checks import check_size
+from probjax.models.ising.centring import data_chart
 from probjax.models.ising.parameters import (
     Params,
+    UnitParams,
+    coupled_units,
     coupling_matrix,
+    couplings_only,
     pair_indices,
     pair_matrix,
+    unit_params,
 )
 from probjax.potential import closed_form
 from probjax.types import Array, Data, Float, Scalar
@@ -69,6 +75,47 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
         return (2 * x[unit] - 1) * (params.bias[unit] + x @ (2 * pairs[unit]))
 
     return gap
+
+
+def unit_flip_gap(
+    params: UnitParams,
+) -> Callable[[Float[Array, " unit"], Array], Scalar]:
+    """Return a function of a state and the unit that `params` describe: its gap.
+
+    >>> from probjax import ising
+    >>> model = ising.from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> gap = unit_flip_gap(ising.unit_params(model, 1))
+    >>> float(gap(jnp.array([1.0, 1.0]), 1))
+    -1.0
+    """
+    coupled = jnp.asarray(coupled_units(len(params.coupling), params.edges))
+
+    def gap(x, unit):
+        coupling = jnp.where(coupled[unit], 2 * params.coupling, 0)
+        return (2 * x[unit] - 1) * (params.bias + x @ coupling)
+
+    return gap
+
+
+def _unit_couplings(params):
+    zero = jnp.zeros_like(params.bias)
+    return UnitParams(zero, zero + 1, params.edges)
+
+
+@closed_form(flip_gap=unit_flip_gap, couplings=_unit_couplings)
+def unit_energy(params: UnitParams, x: Float[Array, " unit"]) -> Scalar:
+    """Energy of turning one unit on, given the others.
+
+    Its closed form `flip_gap` is the gap of that unit. Gaps of other units are not
+    defined.
+
+    >>> from probjax import ising
+    >>> model = ising.from_matrix([[1.0, 0.5], [0.5, -2.0]])
+    >>> float(unit_energy(ising.unit_params(model, 1), jnp.array([1.0, 0.0])))
+    -1.0
+    """
+    check_size("x", x, len(params.coupling), "units")
+    return params.bias + 2 * params.coupling @ x
 
 
 def unbounded(params: Params, data: Data) -> str:
@@ -144,6 +191,10 @@ _compiled_counts = jax.jit(_joint_counts)
     mirror_gap=mirror_gap,
     flip_gap=flip_gap,
     unbounded=unbounded,
+    chart=data_chart,
+    couplings=couplings_only,
+    unit_params=unit_params,
+    unit_energy=unit_energy,
 )
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     """Energy x'Jx of one state of 0s and 1s.

@@ -110,17 +110,43 @@ def pair_matrix(params: Params) -> Float[Array, "unit unit"]:
 def couplings_only(params: Params) -> Params:
     """Weights of a penalty that leaves the biases out: 1 on couplings, 0 on biases.
 
+    Without weights, `fit` uses them too, and adds a faint prior on biases.
+
     >>> from probjax import L2
     >>> params = from_matrix([[5.0, 2.0], [2.0, 5.0]])
     >>> float(L2(0.5, weights=couplings_only(params)).value(params))
     2.0
     """
-    return Params(
-        jnp.zeros_like(params.bias), jnp.ones_like(params.coupling), params.edges
-    )
+    return Params(0.0, 1.0, params.edges)  # pyright: ignore[reportArgumentType]
 
 
-def symmetrised(of_units: Params) -> Params:
+@recipe
+class UnitParams:
+    """Parameters on which the conditional distribution of one unit n depends.
+
+    `fit_nodes` returns them with a leading axis of units, and `symmetrised` combines
+    them in one model.
+    """
+
+    bias: Float[Array, ""]
+    """J_nn."""
+    coupling: Float[Array, " unit"]
+    """J_nm for every unit m; zero, and not used, for n itself and uncoupled units."""
+    edges: Edges | None = static(default=None)
+    """Pairs of units that are coupled; None for all pairs."""
+
+
+def unit_params(params: Params, unit: Array | int) -> UnitParams:
+    """Return the parameters of one unit: its row of J.
+
+    >>> row = unit_params(from_matrix([[1.0, 0.5], [0.5, -2.0]]), 1)
+    >>> float(row.bias), row.coupling.tolist()
+    (-2.0, [0.5, 0.0])
+    """
+    return UnitParams(params.bias[unit], pair_matrix(params)[unit], params.edges)
+
+
+def symmetrised(of_units: UnitParams | Params) -> Params:
     """Combine separate fits of the units, such as those of `fit_nodes`, in one model.
 
     A coupling is the mean of its values in the fits of its two units. The bias of a
@@ -128,18 +154,24 @@ def symmetrised(of_units: Params) -> Params:
     the one of its own fit.
 
     Args:
-        of_units: one fit for each unit, stacked along a leading axis of every leaf.
+        of_units: one fit for each unit, stacked along a leading axis of every leaf. If
+            a fit has all `Params`, only those of its own unit are used.
 
-    >>> bias = jnp.array([[1.0, 9.0], [9.0, 2.0]])
-    >>> of_units = Params(bias, coupling=jnp.array([[0.5], [1.5]]))
+    >>> matrix = jnp.array([[0.0, 0.5], [1.5, 0.0]])
+    >>> of_units = UnitParams(jnp.array([1.0, 2.0]), matrix)
     >>> coupling_matrix(symmetrised(of_units)).tolist()
     [[0.5, 1.0], [1.0, 2.5]]
     """
-    bias = jnp.diagonal(of_units.bias)
-    first, second = pair_indices(len(bias), of_units.edges)
-    pairs = np.arange(len(first))
-    by_first = of_units.coupling[first, pairs]
-    by_second = of_units.coupling[second, pairs]
+    first, second = pair_indices(len(of_units.bias), of_units.edges)
+    if isinstance(of_units, UnitParams):
+        bias = of_units.bias
+        by_first = of_units.coupling[first, second]
+        by_second = of_units.coupling[second, first]
+    else:
+        bias = jnp.diagonal(of_units.bias)
+        pairs = np.arange(len(first))
+        by_first = of_units.coupling[first, pairs]
+        by_second = of_units.coupling[second, pairs]
     # The field of a unit is -(bias + sum of its couplings) / 2.
     excess = (by_first - by_second) / 2
     bias = bias.at[first].add(excess).at[second].add(-excess)
@@ -160,6 +192,19 @@ def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray
         first, second = np.asarray(edges, int).reshape(-1, 2).T
     # jax caches such constants, so their dtype must not depend on jax_enable_x64.
     return first.astype(np.int32), second.astype(np.int32)
+
+
+@cache
+def coupled_units(size: int, edges: Edges | None) -> np.ndarray:
+    """Matrix of whether two units are coupled.
+
+    >>> coupled_units(3, ((0, 1),)).astype(int).tolist()
+    [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    first, second = pair_indices(size, edges)
+    coupled = np.zeros((size, size), bool)
+    coupled[first, second] = coupled[second, first] = True
+    return coupled
 
 
 def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:

@@ -13,11 +13,12 @@ Reference: Cho, Raiko and Ilin, Neural Computation 25, 805 (2013); Montavon and 
 "Deep Boltzmann machines and the centering trick" (2012).
 """
 
+from typing import Any
+
 import jax
 
 from probjax.data.rows import as_data, mean_of_observed, refuse_mask
 from probjax.interfaces import Chart
-from probjax.models.rbm.machine import Params, hidden_means
 from probjax.recipe import recipe
 from probjax.trees import floating
 from probjax.types import Array, ArrayLike, Data, Float
@@ -27,8 +28,9 @@ from probjax.types import Array, ArrayLike, Data, Float
 class CentredRBM(Chart):
     """Coordinates (W, b*, c*) of a machine over units minus the given means.
 
+    >>> from probjax import rbm
     >>> chart = CentredRBM(jnp.array([0.5, 1.0]), hidden_mean=jnp.array([0.5]))
-    >>> params = Params(jnp.array([[2.0], [4.0]]), jnp.zeros(2), jnp.zeros(1))
+    >>> params = rbm.Params(jnp.array([[2.0], [4.0]]), jnp.zeros(2), jnp.zeros(1))
     >>> coordinates = chart.forward(params)
     >>> coordinates.visible_bias.tolist(), coordinates.hidden_bias.tolist()
     ([1.0, 2.0], [5.0])
@@ -39,11 +41,14 @@ class CentredRBM(Chart):
     hidden_mean: Float[Array, " hidden"]
     """n, which is subtracted from the hidden units."""
 
-    def forward(self, params: Params) -> Params:
+    def forward(self, params: Any) -> Any:
         return self._shifted(params, 1)
 
-    def inverse(self, coordinates: Params) -> Params:
+    def inverse(self, coordinates: Any) -> Any:
         return self._shifted(coordinates, -1)
+
+    def scales(self, params: Any) -> Any:
+        return params._replace(weight=1.0, visible_bias=0.0, hidden_bias=0.0)
 
     def _shifted(self, params, sign):
         shape = (*self.visible_mean.shape, *self.hidden_mean.shape)
@@ -52,26 +57,40 @@ class CentredRBM(Chart):
                 f"params must have the {shape[0]} visible and {shape[1]} hidden units "
                 f"of the chart, got weights of shape {params.weight.shape}"
             )
-        return Params(
-            params.weight,
-            params.visible_bias + sign * (params.weight @ self.hidden_mean),
-            params.hidden_bias + sign * (self.visible_mean @ params.weight),
+        return params._replace(
+            visible_bias=params.visible_bias
+            + sign * (params.weight @ self.hidden_mean),
+            hidden_bias=params.hidden_bias + sign * (self.visible_mean @ params.weight),
         )
 
 
-def centred(params: Params, data: ArrayLike | Data) -> CentredRBM:
+def centred(params: Any, data: ArrayLike | Data) -> CentredRBM:
     """Return the chart with the means of the units over `data`.
 
     The means of the hidden units are those given each row, under `params`.
 
-    >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
+    >>> from probjax import rbm
+    >>> params = rbm.Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1))
     >>> chart = centred(params, jnp.array([[0, 1], [1, 1]]))
     >>> chart.visible_mean.tolist(), chart.hidden_mean.tolist()
     ([0.5, 1.0], [0.5])
     """
     data = as_data(data)
     refuse_mask(data, "the means of hidden units require complete rows")
-    data = data._replace(x=floating(data.x))
-    hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
-    both = mean_of_observed(Data((data.x, hidden), data.weights))
-    return CentredRBM(*both)
+    return data_chart(params, data._replace(x=floating(data.x)))
+
+
+def data_chart(params: Any, data: Data) -> CentredRBM:
+    """Return the chart of `centred` for rows that were checked, which may be traced.
+
+    If entries are missing, the means of hidden units are those at the mean row.
+    """
+    if data.mask is not None:
+        mean = mean_of_observed(data)
+        return CentredRBM(mean, _hidden_means(params, mean))
+    hidden = jax.vmap(_hidden_means, (None, 0))(params, data.x)
+    return CentredRBM(*mean_of_observed(Data((data.x, hidden), data.weights)))
+
+
+def _hidden_means(params, x):
+    return jax.nn.sigmoid(x @ params.weight + params.hidden_bias)

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from probjax.bases.fits import fit_bernoulli
 from probjax.exact import enumeration
+from probjax.models.rbm.centring import data_chart
 from probjax.models.rbm.layers import (
     check_hidden,
     check_visible,
@@ -178,7 +179,20 @@ def exact_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vi
     return jax.lax.map(gap, (params.weight, params.visible_bias, x))
 
 
-@closed_form(flip_gaps=flip_gaps)
+def weights_only(params: Params) -> Params:
+    """Weights of a penalty that leaves the biases out: 1 on weights, 0 on biases.
+
+    Without weights, `fit` uses them too, and adds a faint prior on biases.
+
+    >>> from probjax import L2
+    >>> params = Params(jnp.ones((2, 1)), jnp.ones(2), jnp.ones(1))
+    >>> float(L2(0.5, weights=weights_only(params)).value(params))
+    1.0
+    """
+    return params._replace(weight=1.0, visible_bias=0.0, hidden_bias=0.0)
+
+
+@closed_form(flip_gaps=flip_gaps, chart=data_chart, couplings=weights_only)
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
     """Energy -b'x - sum_h softplus(W'x + c)_h of one visible state.
 
@@ -305,18 +319,3 @@ def log_z(params: Params) -> Scalar:
     visible, hidden = params.weight.shape
     params = params if visible <= hidden else transpose(params)
     return enumeration.log_z(energy, params, min(visible, hidden))
-
-
-def weights_only(params: Params) -> Params:
-    """Weights of a penalty that leaves the biases out: 1 on weights, 0 on biases.
-
-    Weight decay is `L2(strength, weights=rbm.weights_only(params))`.
-
-    >>> from probjax import L2
-    >>> params = Params(jnp.ones((2, 1)), jnp.ones(2), jnp.ones(1))
-    >>> float(L2(0.5, weights=weights_only(params)).value(params))
-    1.0
-    """
-    return jax.tree.map(jnp.zeros_like, params)._replace(
-        weight=jnp.ones_like(params.weight)
-    )
