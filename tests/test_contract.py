@@ -171,6 +171,7 @@ def test_a_repeated_fit_compiles_nothing_at_all():
                 start,
                 data,
                 penalty=L1(strength),
+                stop=GradientNorm(),
             ),
         ]
         return [len(found.losses) for found in fits]

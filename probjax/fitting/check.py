@@ -66,7 +66,16 @@ MAX_ROWS = 4096
 
 
 class FitCheck(NamedTuple):
-    """Comparison of a fitted model with data, by `check_fit`."""
+    """Comparison of a fitted model with data, by `check_fit`.
+
+    >>> options = dict(num_fitted=2, num_params=2, threshold=3.0, observed=1.0)
+    >>> options |= dict(expected=1.1, early=1.0, far=float("nan"), kind="bits")
+    >>> z = np.array([0.5, -1.0])
+    >>> FitCheck(z=z, early_z=z, **options).passed
+    True
+    >>> FitCheck(z=5 * z, early_z=z, **options).describe().split(",")[0]
+    'the model differs from the data: 1 of 2 means by more than 3.0 standard errors'
+    """
 
     z: Float[np.ndarray, " mean"]
     """Differences of means between the second half of the chains and the data, in

@@ -127,9 +127,22 @@ def next_descent(
     checks = after.accepted & (count >= _LEAST_STEPS) & (is_due | hopeful)
 
     def check():
-        return _with_variances(objective, coordinates, sample, descent, after)
+        return _variance_ratio(objective, coordinates, sample, descent, after)
 
-    descent = jax.lax.cond(checks, check, lambda: descent)
+    # Only numbers, because the branches of a conditional copy what they return.
+    numbers = descent.ratio, descent.slope_distance
+    ratio, slope_distance = jax.lax.cond(checks, check, lambda: numbers)
+    restarts = checks & (count % WINDOW == 0)
+    here = (after.point, after.smooth_gradient)
+    anchors = _select(restarts, here, (descent.anchor, descent.anchor_gradient))
+    descent = Descent(
+        descent.decreases,
+        count,
+        *anchors,
+        ratio=ratio,
+        slope_distance=slope_distance,
+        distance=descent.distance,
+    )
     known = jnp.isfinite(descent.ratio) & (descent.ratio > 0)
     ratio = jnp.where(known, descent.ratio, 1)
     distance = jnp.sqrt(2 * number * remaining / ratio)
@@ -155,8 +168,8 @@ def _remaining_decrease(descent):
     return jnp.where(descent.num_steps < _LEAST_STEPS, jnp.inf, remaining)
 
 
-def _with_variances(objective, coordinates, sample, descent, method):
-    """Estimate the variance over rows along the last steps and along the gradient."""
+def _variance_ratio(objective, coordinates, sample, descent, method):
+    """Return `ratio` and `slope_distance` of a `Descent`, estimated from rows."""
     steps = method.point - descent.anchor
     change = method.smooth_gradient - descent.anchor_gradient
     gradient = method.gradient
@@ -169,15 +182,8 @@ def _with_variances(objective, coordinates, sample, descent, method):
     varies = variances[1] > 0
     along = gradient @ gradient / jnp.sqrt(jnp.where(varies, variances[1], 1))
     number = sample.num_rows.astype(along.dtype)
-    restarts = descent.num_steps % WINDOW == 0
-    return descent._replace(
-        anchor=jnp.where(restarts, method.point, descent.anchor),
-        anchor_gradient=jnp.where(
-            restarts, method.smooth_gradient, descent.anchor_gradient
-        ),
-        ratio=jnp.where(convex, ratio, jnp.inf),
-        slope_distance=jnp.where(varies, jnp.sqrt(number) * along, 0),
-    )
+    slope_distance = jnp.where(varies, jnp.sqrt(number) * along, 0)
+    return jnp.where(convex, ratio, jnp.inf), slope_distance
 
 
 def row_variances(

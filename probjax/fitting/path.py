@@ -30,6 +30,9 @@ _NO_UPDATE = optax.sgd(0.0)
 # The first strength exceeds the one at which all parameters vanish by this factor,
 # because the gradient is known only up to tolerance and rounding.
 _FIRST_FACTOR = 1.001
+# The gradient that determines the first strength has errors below a tenth of this
+# share.
+_RESOLUTION = 0.01
 
 
 class RegularisationPath(NamedTuple):
@@ -137,7 +140,8 @@ def fit_path(
     data = as_data(data)
     refuse_mask(data, "a path has only one round at each strength")
 
-    def fit_at(start, strength):
+    def fit_at(start, strength, resolution=None):
+        resolved = strength if resolution is None else resolution
         return fit(
             key,
             objective,
@@ -146,24 +150,30 @@ def fit_path(
             penalty=penalty.with_strength(strength),
             chart=chart,
             steps_per_round=steps_per_round,
-            stop=rule_for_strength(start, strength) if stop is None else stop,
+            stop=rule_for_strength(start, resolved) if stop is None else stop,
             chunk_size=chunk_size,
         )
 
-    dtype = float_dtype(params)
-    if strengths is None:
-        begin = fit_at(params, jnp.finfo(dtype).max)
-        params = begin.params
+    def first_strength(begin):
         evaluation = fit(
             key,
             objective,
-            params,
+            begin.params,
             data,
             optimizer=_NO_UPDATE,
             steps_per_round=1,
             chunk_size=chunk_size,
         )
-        first = _first_strength(begin.penalty, evaluation.opt_state.gradient)
+        return _first_strength(begin.penalty, evaluation.opt_state.gradient)
+
+    dtype = float_dtype(params)
+    if strengths is None:
+        largest = jnp.finfo(dtype).max
+        begin = fit_at(params, largest)
+        first = first_strength(begin)
+        # The gradient of the loss may be so small that the first fit has ended early.
+        begin = fit_at(begin.params, largest, _RESOLUTION * first)
+        params, first = begin.params, first_strength(begin)
         strengths = first * smallest ** jnp.linspace(0, 1, num_strengths)
     strengths = jnp.asarray(strengths, dtype)
     if strengths.ndim != 1 or not len(strengths) or not holds(_decreases, strengths):

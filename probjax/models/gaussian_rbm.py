@@ -138,7 +138,12 @@ class CentredGaussianRBM(Chart):
 
 
 def data_chart(params: Params, data: Data) -> CentredGaussianRBM:
-    """Return the chart with the means of the units over the data."""
+    """Return the chart with the means of the units over the data.
+
+    >>> params = Params(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(1), jnp.zeros(2))
+    >>> data_chart(params, Data(jnp.array([[0.0, 2.0], [1.0, 4.0]]))).visible_mean
+    Array([0.5, 3. ], dtype=float32)
+    """
     hidden = jax.vmap(hidden_means, (None, 0))(params, data.x)
     return CentredGaussianRBM(*mean_of_observed(Data((data.x, hidden), data.weights)))
 

@@ -183,7 +183,12 @@ class CentredPotts(Chart):
 
 
 def data_chart(params: Params, data: Data) -> CentredPotts:
-    """Return the chart with the frequencies of letters in the data."""
+    """Return the chart with the frequencies of letters in the data.
+
+    >>> params = init(jax.random.key(0), 2, 2)
+    >>> data_chart(params, Data(jnp.array([[0, 1], [0, 0]]))).frequency.tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
     hot = jax.vmap(lambda x: _one_hot(params, x))(data.x)
     mask = None
     if data.mask is not None:

@@ -154,11 +154,12 @@ class PersistentMPF(Objective):
             Set it to False if there are only a few particles.
 
     >>> from probjax import HeatBath, fit, ising
-    >>> data = jnp.tile(jnp.array([[0.0, 1], [1, 0], [1, 0], [0, 0]]), (100, 1))
+    >>> rows = [[0.0, 1], [1, 0], [1, 0], [1, 1], [0, 0]]
+    >>> data = jnp.tile(jnp.array(rows), (100, 1))
     >>> objective = PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=1000)
     >>> start, key = ising.init(jax.random.key(0), 2), jax.random.key(1)
     >>> found = fit(key, objective, start, data, num_rounds=50, steps_per_round=3)
-    >>> bool(found.params.bias[1] > found.params.bias[0])
+    >>> bool(found.params.bias[0] < found.params.bias[1])
     True
     """
 

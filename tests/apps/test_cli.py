@@ -268,7 +268,8 @@ def test_what_takes_long_is_said_beside_the_report(tmp_path, capsys):
     model = str(tmp_path / "model.npz")
     main(["fit", str(tmp_path / "x.npy"), "--out", model])
     printed = capsys.readouterr()
-    assert printed.err == "probjax: compiling and fitting ...\n"
+    doing = ("compiling and fitting", "checking the model with chains from the data")
+    assert printed.err == "".join(f"probjax: {name} ...\n" for name in doing)
     assert printed.out.startswith("# ising model of x.npy")
 
 

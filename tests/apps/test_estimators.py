@@ -181,8 +181,9 @@ def test_two_letters_by_flow_are_the_ising_model():
     x = _rows()
     spins = Ising(strength=0).fit(x)
     letters = Potts(objective=families.SiteFlow, strength=0).fit(x)
+    # Both fits end 0.05 standard errors from the minimum, which are 0.2 here.
     np.testing.assert_allclose(
-        letters.score_samples(x), spins.score_samples(x), atol=1e-3
+        letters.score_samples(x), spins.score_samples(x), atol=0.01
     )
 
 

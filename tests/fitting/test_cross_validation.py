@@ -13,6 +13,7 @@ from probjax import (
     ising,
     loss,
 )
+from probjax.fitting import GradientNorm
 from probjax.fitting.cross_validation import Validation, _fold_weights
 from probjax.fitting.path import RegularisationPath
 from probjax.random import split
@@ -31,19 +32,20 @@ def start():
 
 def test_scores_are_losses_on_rows_left_out(x64, key):
     score = MaximumLikelihood(ising.energy)
-    options = dict(penalty=L2(1.0), strengths=STRENGTHS, num_folds=3)
+    exact = dict(stop=GradientNorm())
+    options = dict(penalty=L2(1.0), strengths=STRENGTHS, num_folds=3, **exact)
     found = cross_validate(key, OBJECTIVE, start(), DATA, score=score, **options)
     held = np.asarray(_fold_weights(split(key, 3)[0], DATA, 3))
     np.testing.assert_array_equal(held.sum(0), DATA.weights)
     for i, fold in enumerate(held):
         rest = Data(DATA.x, DATA.weights - fold)
-        fitted = fit(key, OBJECTIVE, start(), rest, penalty=L2(0.01))
+        fitted = fit(key, OBJECTIVE, start(), rest, penalty=L2(0.01), **exact)
         log_p = log_probs_of(fitted.params)
         # `counted_states` lists states by their first bit fastest.
         order = np.arange(2**SIZE).reshape((2,) * SIZE).transpose().ravel()
         by_hand = -(fold @ log_p[order]) / fold.sum()
         np.testing.assert_allclose(np.asarray(found.scores)[i, 1], by_hand, rtol=1e-6)
-    whole = fit(key, OBJECTIVE, start(), DATA, penalty=L2(0.01))
+    whole = fit(key, OBJECTIVE, start(), DATA, penalty=L2(0.01), **exact)
     np.testing.assert_allclose(found.path.at(1).bias, whole.params.bias, atol=1e-6)
 
 

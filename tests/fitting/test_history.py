@@ -120,7 +120,8 @@ def test_a_potts_fit_needs_memory_in_proportion_to_its_parameters(monkeypatch):
     objective = PseudoLikelihood(potts.energy, num_states=21)
     fit(jax.random.key(0), objective, start, x)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(start))
-    assert used[0] < 30 * num_bytes
+    # 10 in the history, 12 in other vectors before and after, 16 in an evaluation.
+    assert used[0] < 40 * num_bytes
 
 
 def test_donated_histories_leave_what_a_caller_keeps():

@@ -9,6 +9,7 @@ from test_contract import traces
 import probjax.fitting.path
 from probjax import L1, L2, MPF, Data, PseudoLikelihood, exact, fit, ising
 from probjax.connectivity import BitFlips
+from probjax.fitting import GradientNorm
 from probjax.fitting.path import fit_path
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.penalty import GroupL1
@@ -60,7 +61,8 @@ def test_every_member_is_the_fit_at_its_strength(steps, x64, key):
     losses, num_nonzero = np.asarray(path.losses), np.asarray(path.num_nonzero)
     cold_steps = 0
     for i, strength in enumerate(strengths):
-        cold = fit(key, OBJECTIVE, start(), data, penalty=sparse(strength))
+        options = dict(penalty=sparse(strength), stop=GradientNorm())
+        cold = fit(key, OBJECTIVE, start(), data, **options)
         cold_steps += len(cold.losses)
         member = path.at(i)
         chex.assert_trees_all_close(member, cold.params, atol=1e-6)

@@ -88,7 +88,8 @@ def test_covariance_is_how_estimates_follow_the_counts(objective, chart, x64, ke
     above, below = estimate(DATA.weights + steps), estimate(DATA.weights - steps)
     follow = np.subtract(above, below) / 2e-3
     expected = (follow.T * DATA.weights) @ follow
-    fitted = fit(key, objective, start(), DATA, penalty=penalty, chart=chart)
+    options = dict(penalty=penalty, chart=chart, stop=GradientNorm(1e-12))
+    fitted = fit(key, objective, start(), DATA, **options)
     found = uncertainty(objective, fitted, DATA, penalty=penalty, chart=chart)
     scale = np.sqrt(np.outer(np.diagonal(expected), np.diagonal(expected)))
     covariance = np.asarray(found.covariance)

@@ -72,4 +72,4 @@ def test_small_eigenvalues_count_in_single_precision():
     expected = np.linalg.inv(covariance) / 2
     off = ~np.eye(24, dtype=bool)
     found = matrix_of(mean_field(x))
-    np.testing.assert_allclose(found[off], expected[off], atol=2e-4)
+    np.testing.assert_allclose(found[off], expected[off], rtol=1e-4, atol=2e-4)

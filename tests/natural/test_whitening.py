@@ -15,6 +15,8 @@ from small_models import (
 )
 
 from probjax import MPF, Data, Watch, fit, ising, natural
+from probjax.fitting import GradientNorm
+from probjax.fitting.charts import Affine
 
 ENERGIES = natural.energy_scores(ising.energy)
 STATES = all_states(4).astype(float)
@@ -115,7 +117,8 @@ def test_fits_in_white_parameters_come_to_the_same_minimum_sooner(key, x64):
     params = random_ising(2, 4)
     data = drawn(params)
     start = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
-    plain = fit(key, MPF(ising.energy), start, data)
+    options = dict(stop=GradientNorm(), chart=Affine())
+    plain = fit(key, MPF(ising.energy), start, data, **options)
     white = natural.fit_whitened(
         key,
         MPF(ising.energy),

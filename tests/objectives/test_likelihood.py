@@ -12,6 +12,7 @@ from small_models import (
 )
 
 from probjax import Data, MaximumLikelihood, exact, fit, ising, potts, rbm
+from probjax.fitting import GradientNorm
 from probjax.trees import as_array
 from probjax.types import Context
 
@@ -73,7 +74,8 @@ def test_the_partition_function_may_be_given(key):
 
 def test_the_fit_has_the_moments_of_the_data(key):
     x = drawn_from(0, random_ising(2, SIZE), 2000)
-    found = fit(key, MaximumLikelihood(ising.energy), flat_ising(SIZE), x)
+    options = dict(stop=GradientNorm())
+    found = fit(key, MaximumLikelihood(ising.energy), flat_ising(SIZE), x, **options)
     assert found.converged
     chances, states = np.exp(log_probs_of(found.params)), all_states(SIZE)
     moments = np.einsum("s,si,sj->ij", chances, states, states)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from probjax import Data, fit, loss
+from probjax.fitting import GradientNorm
 from probjax.objectives import ContinuousPseudoLikelihood
 from probjax.trees import as_array
 
@@ -50,7 +51,7 @@ def test_continuous_pseudolikelihood_finds_the_truth_under_exact_weights(x64, ke
     lower, upper = np.array([-13.0, -14.0]), np.array([13.0, 14.0])
     objective = ContinuousPseudoLikelihood(gaussian, lower=lower, upper=upper)
     start = as_array([1.0, 0.0, 1.0]), as_array(np.zeros(2))
-    found = fit(key, objective, start, gaussian_rows()).params
+    found = fit(key, objective, start, gaussian_rows(), stop=GradientNorm()).params
     np.testing.assert_allclose(found[0], truth()[0], atol=1e-6)
     np.testing.assert_allclose(found[1], truth()[1], atol=1e-6)
 

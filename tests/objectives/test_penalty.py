@@ -20,6 +20,7 @@ from probjax import (
     potts,
     rbm,
 )
+from probjax.fitting import GradientNorm
 from probjax.objectives.penalty import GroupL1, PenaltySum
 from probjax.potential import couplings
 from probjax.trees import as_array
@@ -155,7 +156,8 @@ def test_l1_fit_equals_a_reference_in_every_parameter(objective, strength, x64, 
     data = DATA
     start = flat_ising(SIZE)
     penalty = L1(strength, weights=ising.Params(0.0, 1.0))
-    found = fit(key, objective(ising.energy), start, data, penalty=penalty)
+    options = dict(penalty=penalty, stop=GradientNorm())
+    found = fit(key, objective(ising.energy), start, data, **options)
     share = {PseudoLikelihood: logistic_share, MPF: flow_share}[objective]
     bias, coupling = reference(share, data, strength)
     np.testing.assert_allclose(found.params.bias, bias, atol=1e-5)
@@ -211,7 +213,8 @@ def test_group_fit_silences_whole_groups_and_is_a_minimum(x64, key):
     start = jax.tree.map(as_array, start)
     weights = {"bias": 0.0, "from": np.linspace(0.5, 1.5, SIZE)}
     penalty = GroupL1(strength, weights)
-    found = fit(key, PseudoLikelihood(energy), start, data, penalty=penalty)
+    options = dict(penalty=penalty, stop=GradientNorm())
+    found = fit(key, PseudoLikelihood(energy), start, data, **options)
     assert found.converged
     slope = gradient_of(PseudoLikelihood(energy), found.params, data)
     assert np.abs(slope["bias"]).max() < 1e-7
@@ -279,7 +282,8 @@ def test_models_declare_their_couplings_by_numbers_of_the_host(model):
 
 def test_penalties_without_weights_spare_biases_and_fit_returns_them(key):
     objective, start = PseudoLikelihood(ising.energy), flat_ising(SIZE)
-    found = fit(key, objective, start, DATA, penalty=L2(0.05))
+    exact = dict(stop=GradientNorm())
+    found = fit(key, objective, start, DATA, penalty=L2(0.05), **exact)
     rows = float(np.sum(DATA.weights)) if DATA.weights is not None else len(DATA.x)
     slope = gradient_of(objective, found.params, DATA)
     expected = -2 * np.asarray(found.params.bias) * 0.01 / rows
@@ -289,7 +293,8 @@ def test_penalties_without_weights_spare_biases_and_fit_returns_them(key):
     assert float(found.penalty.first.weights.bias) == 0
     assert float(found.penalty.first.weights.coupling) == 1
     np.testing.assert_allclose(found.penalty.second.strength, 0.01 / rows, rtol=1e-6)
-    whole = fit(key, objective, start, DATA, penalty=L2(0.05, weights=1.0))
+    everything = L2(0.05, weights=1.0)
+    whole = fit(key, objective, start, DATA, penalty=everything, **exact)
     slope = gradient_of(objective, whole.params, DATA)
     shrunk = -2 * 0.05 * np.asarray(whole.params.bias)
     np.testing.assert_allclose(slope.bias, shrunk, atol=2e-5)

@@ -144,7 +144,7 @@ def test_fits_move_mean_activities_to_the_target(key):
         objective = sparse(MPF(rbm.energy), target=0.1, strength=strength)
         return mean_activity(fit(key, objective, start, x).params, x)
 
-    assert np.all(np.abs(learned(0.0) - 0.1) > 0.02)
+    assert np.abs(learned(0.0) - 0.1).max() > 0.5
     np.testing.assert_allclose(learned(3.0), 0.1, atol=0.01)
 
 

@@ -110,8 +110,9 @@ def fits():
     em = EM(linear.gaussian, base=Gaussian(2), sampler=HMC(0.3), num_moves=2)
     persistent = PersistentMPF(ising.energy, sampler=HeatBath(), num_particles=20)
     learn = partial(watched, 3, fit, KEY, MPF(ising.energy), START)
+    minimise = partial(learn, stop=GradientNorm())
     return {
-        "L-BFGS": learn(BITS),
+        "L-BFGS": minimise(BITS),
         "EM in minibatches": watched(
             2,
             fit,
@@ -138,7 +139,7 @@ def fits():
             steps_per_round=3,
             num_turns=6,
         ),
-        "blocks": learn(source, penalty=L2(0.01)),
+        "blocks": minimise(source, penalty=L2(0.01)),
         "blocks in minibatches": learn(
             source, optimizer=ADAM, batch_size=10, steps_per_round=17
         ),

@@ -101,6 +101,10 @@ def data_chart(params: Params, data: Data) -> CentredIsing:
 
     Rows whose weights are probabilities count as one each, so that scales are those of
     the data.
+
+    >>> rows = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    >>> data_chart(None, Data(rows)).mean.tolist()
+    [0.5, 0.25]
     """
     weight = len(data.x)
     if data.weights is not None:

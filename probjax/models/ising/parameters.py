@@ -126,6 +126,11 @@ class UnitParams:
 
     `fit_nodes` returns them with a leading axis of units, and `symmetrised` combines
     them in one model.
+
+    >>> row = UnitParams(jnp.array(-2.0), jnp.array([0.5, 0.0]))
+    >>> from probjax.models.ising.model import unit_energy
+    >>> float(unit_energy(row, jnp.array([1.0, 0.0])))
+    -1.0
     """
 
     bias: Float[Array, ""]

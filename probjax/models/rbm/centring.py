@@ -84,6 +84,12 @@ def data_chart(params: Any, data: Data) -> CentredRBM:
     """Return the chart of `centred` for rows that were checked, which may be traced.
 
     If entries are missing, the means of hidden units are those at the mean row.
+
+    >>> from probjax.models import rbm
+    >>> params = rbm.init(jax.random.key(0), 2, 1)
+    >>> rows = jnp.array([[0.0, 0.0], [1.0, 0.0]])
+    >>> data_chart(params, Data(rows)).visible_mean.tolist()
+    [0.5, 0.0]
     """
     if data.mask is not None:
         mean = mean_of_observed(data)
