@@ -24,6 +24,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    UnitLosses,
 )
 
 
@@ -66,6 +67,12 @@ class ForwardingObjective(Objective):
 
     def unbounded(self, params: Params, data: Data) -> str:
         return self.objective.unbounded(params, data)
+
+    def unbounded_entries(self, params: Params, data: Data) -> Params | None:
+        return self.objective.unbounded_entries(params, data)
+
+    def unit_losses(self, params: Params, data: Data) -> UnitLosses | None:
+        return self.objective.unit_losses(params, data)
 
     def chart(self, params: Params, data: Data) -> Chart | None:
         return self.objective.chart(params, data)

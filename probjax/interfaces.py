@@ -16,7 +16,13 @@ from typing import Any, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from probjax.potential import Potential, couplings, default_chart, unbounded
+from probjax.potential import (
+    Potential,
+    couplings,
+    default_chart,
+    unbounded,
+    unbounded_entries,
+)
 from probjax.trees import first_row, floating, weighted_mean
 from probjax.types import (
     Array,
@@ -33,6 +39,7 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    UnitLosses,
 )
 
 __all__ = [
@@ -153,6 +160,22 @@ class Objective(ABC):
     def unbounded(self, params: Params, data: Data) -> str:
         """Describe which parameters have no finite estimate; "" if none are known."""
         return "" if self.energy is None else unbounded(self.energy, params, data)
+
+    def unbounded_entries(self, params: Params, data: Data) -> Params | None:
+        """Return a tree like `params`, True for entries without a finite estimate.
+
+        None if they are not known. Error bars of these entries are infinite.
+        """
+        if self.energy is None:
+            return None
+        return unbounded_entries(self.energy, params, data)
+
+    def unit_losses(self, params: Params, data: Data) -> UnitLosses | None:
+        """Return the parts of a loss that is a sum over units; None if it is not one.
+
+        They make Hessians cheap, see `probjax.fitting.curvature`.
+        """
+        return None
 
     def chart(self, params: Params, data: Data) -> "Chart | None":
         """Return the coordinates in which to descend by default; None for plain ones.

@@ -45,13 +45,18 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     A pair of forms for fits of single units, see `fit_nodes`:
 
     - `unit_params(params, n)`: the parameters on which the gap of bit n depends;
-    - `unit_energy`: an energy of these parameters, whose closed form `flip_gap` is the
-      gap of that bit.
+    - `unit_energy`: an energy that is linear in these parameters, whose closed form
+      `flip_gap` is the gap of that bit.
 
     Functions that return a description, or "" if there is nothing to report:
 
     - `unbounded(params, data)`: which parameters have no finite estimate, and why;
     - `unnormalisable(params)`: why exp(-E) has no finite integral.
+
+    Properties that `uncertainty` uses:
+
+    - `unbounded_entries(params, data)`: a tree like `params`, True for entries without
+      a finite estimate.
 
     Properties that `fit` uses by default:
 
@@ -71,7 +76,7 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     """
     known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
     known |= {"unbounded", "unnormalisable", "chart", "couplings"}
-    known |= {"unit_params", "unit_energy"}
+    known |= {"unit_params", "unit_energy", "unbounded_entries"}
     if unknown := set(forms) - known:
         raise ValueError(
             f"closed forms must be among {sorted(known)}, got {sorted(unknown)}"
@@ -275,6 +280,12 @@ def unbounded(energy: Energy, params: Params, data: Data) -> str:
     """Describe which parameters have no finite estimate; "" if none are known."""
     form = closed_forms(energy).get("unbounded")
     return "" if form is None else form(params, data)
+
+
+def unbounded_entries(energy: Energy, params: Params, data: Data) -> Params | None:
+    """Return True for entries without a finite estimate; None if they are not known."""
+    form = closed_forms(energy).get("unbounded_entries")
+    return None if form is None else form(params, data)
 
 
 def default_chart(energy: Energy, params: Params, data: Data) -> Any:

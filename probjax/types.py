@@ -5,11 +5,12 @@
 of a sampler.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from probjax.trees import floating
 
@@ -24,12 +25,14 @@ __all__ = [
     "Float",
     "Gaps",
     "Info",
+    "Int",
     "Neighbours",
     "Params",
     "PRNGKeyArray",
     "PyTree",
     "Scalar",
     "State",
+    "UnitLosses",
 ]
 
 Params = PyTree
@@ -175,3 +178,22 @@ def check_info(info: Any) -> Info:
             f"got {type(info).__name__}"
         )
     return jax.tree.map(floating, info)
+
+
+class UnitLosses(NamedTuple):
+    """Parts of a loss that is a sum over units, each a function of one gap.
+
+    Before its reduction over rows, the loss is the sum over units n of `score` of the
+    gap of unit n, or the logarithm of the sum of its exponentials if the loss is one of
+    a mean exponential. The gap is linear in the parameters of the unit.
+    """
+
+    params: Callable[[Params, Array], Params]
+    """Function of all parameters and the number of a unit: the entries on which the gap
+    of that unit depends."""
+    gap: Callable[[Params, Array, State], Scalar]
+    """Function of the parameters of a unit, its number and a state: the gap."""
+    score: Callable[[Scalar], Scalar]
+    """Score of one gap."""
+    num_units: int
+    """Number of units."""

@@ -52,6 +52,10 @@ def test_every_code_block_of_the_guide_runs(printed):
     *path, drawn, digits, contact = path
     *path, third, steps, above, mixed, interval, likelihood, covered, alive = path
     assert 1 < float(worst) < 5
+    start = next(i for i, line in enumerate(path) if line.startswith("L1 of"))
+    fitted, path = path[:start], path[start:]
+    assert fitted[0].startswith("Fit: converged after")
+    assert any("couplings, sorted by |z|" in line for line in fitted)
     coupled = [int(line.split()[3]) for line in path]
     assert coupled[0] == 0
     assert coupled[-1] > 32

@@ -22,11 +22,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from probjax.checks import check_count, holds
 from probjax.data.rows import mean_of_observed
 from probjax.interfaces import Chart
 from probjax.models.ising.parameters import Edges, checked_edges, pair_indices
+from probjax.models.letter_counts import describe_never_observed, never_observed
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
@@ -189,12 +191,50 @@ def data_chart(params: Params, data: Data) -> CentredPotts:
     >>> data_chart(params, Data(jnp.array([[0, 1], [0, 0]]))).frequency.tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    hot = jax.vmap(lambda x: _one_hot(params, x))(data.x)
-    mask = None
-    if data.mask is not None:
-        mask = data.mask if data.mask.ndim == 3 else data.mask[:, :, None]
-        mask = jnp.broadcast_to(mask, hot.shape)
+    hot, mask = _one_hot_rows(params, data)
     return CentredPotts(mean_of_observed(Data(hot, data.weights, mask)))
+
+
+def _one_hot_rows(params, data):
+    """Return the rows as one-hot vectors, and their mask."""
+    hot = jax.vmap(lambda x: _one_hot(params, x))(data.x)
+    if data.mask is None:
+        return hot, None
+    mask = data.mask if data.mask.ndim == 3 else data.mask[:, :, None]
+    return hot, jnp.broadcast_to(mask, hot.shape)
+
+
+def unbounded(params: Params, data: Data) -> str:
+    """Description of parameters without a finite estimate; "" if there are none.
+
+    >>> rows = Data(jnp.array([[0, 1], [1, 1]]))
+    >>> unbounded(init(jax.random.key(0), 2, 2), rows).split(", so")[0]
+    '1 of 4 letters never occur at their site (letter 0 at site 1)'
+    """
+    pairs = pair_indices(len(params.field), params.edges)
+    return describe_never_observed(*_never_observed(params, data), *pairs)
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each field and each coupling has no finite estimate, see `unbounded`.
+
+    >>> rows = Data(jnp.array([[0, 1], [1, 1]]))
+    >>> unbounded_entries(init(jax.random.key(0), 2, 2), rows).field.tolist()
+    [[False, False], [True, False]]
+    """
+    letters, pairs = _never_observed(params, data)
+    return Params(letters, pairs, params.edges)  # pyright: ignore
+
+
+def _never_observed(params, data):
+    hot, mask = _compiled_one_hot_rows(params, data)
+    hot = np.asarray(hot if mask is None else hot * mask)
+    weights = data.weights
+    counted = np.ones(len(hot), bool) if weights is None else np.asarray(weights) > 0
+    return never_observed(hot, counted, *pair_indices(len(params.field), params.edges))
+
+
+_compiled_one_hot_rows = jax.jit(_one_hot_rows)
 
 
 @closed_form(
@@ -203,6 +243,8 @@ def data_chart(params: Params, data: Data) -> CentredPotts:
     site_gap=site_gap,
     chart=data_chart,
     couplings=couplings_only,
+    unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
 )
 def energy(params: Params, x: Float[Array, " site"]) -> Scalar:
     """Energy of one state, given as letters `(site,)` or one-hot `(site, letter)`.

@@ -94,6 +94,13 @@ class Corrupted(ForwardingObjective):
     def unbounded(self, params: Params, data: Data) -> str:
         return self.objective.unbounded(params, self._versions(data))
 
+    def unbounded_entries(self, params: Params, data: Data) -> Params | None:
+        return self.objective.unbounded_entries(params, self._versions(data))
+
+    def unit_losses(self, params: Params, data: Data) -> None:
+        """Return None, because rows are compared by their versions."""
+        return
+
     def chart(self, params: Params, data: Data) -> Chart | None:
         return self.objective.chart(params, self._versions(data))
 

@@ -89,7 +89,9 @@ def MPF(
     >>> ising.coupling_matrix(found).round(3).tolist()
     [[0.5, -1.0], [-1.0, 0.25]]
     """
-    return GapObjective(energy, connectivity, log_flow, log_mean_exp, exclude_data)
+    return GapObjective(
+        energy, connectivity, log_flow, log_mean_exp, exclude_data, separable=True
+    )
 
 
 def log_flow(gaps: Gaps) -> Scalar:

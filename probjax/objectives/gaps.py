@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_interface, holds, is_concrete, is_whole
+from probjax.connectivity import BitFlips
 from probjax.data.rows import refuse_mask
 from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
@@ -26,8 +27,9 @@ from probjax.objectives.missing import (
     num_letters,
     observed_moves,
 )
-from probjax.potential import check_energy, potential
+from probjax.potential import check_energy, closed_forms, potential
 from probjax.recipe import recipe, static
+from probjax.states import num_sites
 from probjax.trees import zeros_of
 from probjax.types import (
     Array,
@@ -40,6 +42,7 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
+    UnitLosses,
 )
 
 
@@ -73,6 +76,9 @@ class GapObjective(Objective):
     """Reduction of the losses of rows, given their weights, to one number."""
     exclude_data: bool = static(default=False)
     """Whether to leave out neighbours that are rows of the data."""
+    separable: bool = static(default=False)
+    """Whether `score` combines the scores of single gaps as `reduction` combines rows:
+    their sum for a mean, or the logarithm of the sum of their exponentials."""
 
     def prepare(self, params: Params, data: Data) -> Data:
         check_interface("connectivity", self.connectivity, Connectivity, "BitFlips()")
@@ -140,6 +146,22 @@ class GapObjective(Objective):
     @property
     def couples_rows(self) -> bool:
         return self.exclude_data
+
+    def unit_losses(self, params: Params, data: Data) -> UnitLosses | None:
+        forms = closed_forms(self.energy)
+        is_single_flip = self.connectivity == BitFlips()
+        is_sum = self.separable and is_single_flip and not self.exclude_data
+        if not is_sum or data.mask is not None or "unit_params" not in forms:
+            return None
+
+        def gap(own, unit, x):
+            return potential(forms["unit_energy"], own).flip_gap()(x, unit)
+
+        def score(gap):
+            gap = gap[None]
+            return self.score(Gaps(gap, jnp.ones_like(gap)))
+
+        return UnitLosses(forms["unit_params"], gap, score, num_sites(data.x))
 
     def _counted(self, rows, data, shared):
         """Whether each neighbour of each row counts; () if all count."""

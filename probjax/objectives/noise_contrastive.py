@@ -24,7 +24,13 @@ import jax.numpy as jnp
 from probjax.checks import check_count, check_interface, holds
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.interfaces import Base, Chart, Objective
-from probjax.potential import check_energy, couplings, default_chart, unbounded
+from probjax.potential import (
+    check_energy,
+    couplings,
+    default_chart,
+    unbounded,
+    unbounded_entries,
+)
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
 from probjax.types import Context, Data, Energy, Params, PRNGKeyArray, Scalar, State
@@ -120,6 +126,10 @@ class NoiseContrast(Objective):
 
     def unbounded(self, params: Normalised, data: Data) -> str:
         return unbounded(self.energy, params.params, data)
+
+    def unbounded_entries(self, params: Normalised, data: Data) -> Normalised | None:
+        found = unbounded_entries(self.energy, params.params, data)
+        return None if found is None else Normalised(found, jnp.zeros((), bool))
 
     def chart(self, params: Normalised, data: Data) -> Chart | None:
         chart = default_chart(self.energy, params.params, data)

@@ -39,8 +39,11 @@ def PseudoLikelihood(energy: Energy, *, num_states: int = 2) -> GapObjective:
     >>> round(float(loss(jax.random.key(0), objective, flat, rows)), 4)  # 2 log 2
     1.3863
     """
-    sites = BitFlips() if num_states == 2 else SiteChanges(num_states)
-    return GapObjective(energy, sites, log_conditionals, weighted_mean)
+    is_binary = num_states == 2
+    sites = BitFlips() if is_binary else SiteChanges(num_states)
+    return GapObjective(
+        energy, sites, log_conditionals, weighted_mean, separable=is_binary
+    )
 
 
 def ContinuousPseudoLikelihood(
@@ -83,7 +86,9 @@ def RatioMatching(energy: Energy) -> GapObjective:
     >>> float(loss(jax.random.key(0), objective, flat, rows))  # 2 / 4
     0.5
     """
-    return GapObjective(energy, BitFlips(), squared_flip_probs, weighted_mean)
+    return GapObjective(
+        energy, BitFlips(), squared_flip_probs, weighted_mean, separable=True
+    )
 
 
 def squared_flip_probs(gaps: Gaps) -> Scalar:

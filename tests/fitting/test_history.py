@@ -118,7 +118,7 @@ def test_a_potts_fit_needs_memory_in_proportion_to_its_parameters(monkeypatch):
 
     monkeypatch.setattr(FIT, "advance_compiled", measured)
     objective = PseudoLikelihood(potts.energy, num_states=21)
-    fit(jax.random.key(0), objective, start, x)
+    fit(jax.random.key(0), objective, start, x, penalty=L2(1e-3))
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(start))
     # 10 in the history, 12 in other vectors before and after, 16 in an evaluation.
     assert used[0] < 40 * num_bytes

@@ -187,3 +187,108 @@ def test_error_bars_use_the_penalty_of_the_fit(x64, key):
     sparse = fit(key, objective, start(), DATA, penalty=L1(0.05))
     with pytest.raises(ValueError, match="penalty must be smooth"):
         uncertainty(objective, sparse, DATA)
+
+
+def test_clusters_of_one_row_are_independent_rows(x64, key):
+    objective = PseudoLikelihood(ising.energy)
+    fitted = fit(key, objective, start(), DATA)
+    plain = uncertainty(objective, fitted, DATA).covariance
+    count = len(DATA.x)
+    # Weights are counts of rows, which here all belong to one cluster.
+    rows = np.repeat(DATA.x, DATA.weights.astype(int), axis=0)
+    alone = uncertainty(objective, fitted, rows, clusters=np.arange(len(rows)))
+    scale = len(rows) / (len(rows) - 1)
+    np.testing.assert_allclose(alone.covariance, scale * plain, rtol=1e-6, atol=1e-12)
+    names = [f"row {i}" for i in range(count)]
+    together = uncertainty(objective, fitted, DATA, clusters=names).covariance
+    labels = np.repeat(np.arange(count), DATA.weights.astype(int))
+    repeated = uncertainty(objective, fitted, rows, clusters=labels).covariance
+    np.testing.assert_allclose(together, repeated, rtol=1e-6, atol=1e-12)
+    assert np.all(np.diagonal(together) > 2 * np.diagonal(plain))
+
+
+def test_bad_clusters_are_refused(key):
+    objective = PseudoLikelihood(ising.energy)
+    fitted = fit(key, objective, start(), DATA)
+    with pytest.raises(ValueError, match="one entry for each of 16 rows, got shape"):
+        uncertainty(objective, fitted, DATA, clusters=[1, 2])
+    with pytest.raises(ValueError, match="clusters must be at least 2, got 1"):
+        uncertainty(objective, fitted, DATA, clusters=np.zeros(16))
+    missing = DATA._replace(mask=DATA.x < 1)
+    with pytest.raises(ValueError, match="no missing entries for error bars"):
+        uncertainty(objective, fitted, missing)
+
+
+@pytest.mark.parametrize("penalty", [None, L2(1e-3)])
+@pytest.mark.filterwarnings("ignore::probjax.UnboundedWarning")
+def test_pairs_that_are_never_on_together_have_infinite_errors(penalty, key):
+    x = np.random.default_rng(0).binomial(1, 0.3, (500, 4)).astype("f4")
+    x[:, 1] *= 1 - x[:, 0]
+    x[:, 3] = np.maximum(x[:, 3], x[:, 2])  # unit 2 is never on without unit 3
+    objective = PseudoLikelihood(ising.energy)
+    stop = GradientNorm(1e-3)
+    fitted = fit(key, objective, start(), x, penalty=penalty, stop=stop)
+    found = uncertainty(objective, fitted, x)
+    coupling = np.isinf(ising.coupling_matrix(found.stderr))
+    expected = np.zeros((4, 4), bool)
+    expected[[0, 1, 2, 3], [1, 0, 3, 2]] = True
+    expected[2, 2] = True
+    np.testing.assert_array_equal(coupling, expected)
+    assert "3 parameters have no finite estimate" in found.describe()
+    assert "3 parameters have no finite estimate" in str(found)
+    of_data = Data(x, np.ones(500))
+    again = uncertainty(objective, fitted, of_data)
+    np.testing.assert_array_equal(again.unbounded, found.unbounded)
+
+
+def test_letters_that_never_occur_have_infinite_errors(key):
+    x = np.random.default_rng(0).integers(0, 3, (300, 3))
+    x[:, 0] %= 2
+    x[(x[:, 1] == 1) & (x[:, 2] == 2), 2] = 0
+    objective = PseudoLikelihood(potts.energy, num_states=3)
+    start = jax.jit(lambda key: potts.init(key, 3, 3))(key)
+    with pytest.warns(UnboundedWarning, match="1 of 9 letters never occur at their"):
+        fit(key, objective, start, x, stop=GradientNorm(0.1))
+    fitted = fit(key, objective, start, x, penalty=L2(1e-2))
+    stderr = uncertainty(objective, fitted, x).stderr
+    field = np.zeros((3, 3), bool)
+    field[0, 2] = True
+    np.testing.assert_array_equal(np.isinf(stderr.field), field)
+    coupling = np.zeros((3, 3, 3), bool)
+    coupling[:2, 2] = True
+    coupling[2, 1, 2] = True
+    np.testing.assert_array_equal(np.isinf(stderr.coupling), coupling)
+
+
+def test_a_gauge_is_described(key):
+    x = np.random.default_rng(0).integers(0, 3, (300, 3))
+    objective = PseudoLikelihood(potts.energy, num_states=3)
+    start = jax.jit(lambda key: potts.init(key, 3, 3))(key)
+    found = uncertainty(objective, fit(key, objective, start, x), x)
+    words = found.describe()
+    assert "36 parameters are a gauge" in words
+    assert "standard errors of 36 parameters: none" in words
+
+
+@pytest.mark.statistics
+def test_clusters_cover_the_truth_of_correlated_rows(key):
+    """Rows are repeated 1 to 8 times: naive errors are half as large as they should."""
+    truth = random_ising(3, SIZE, scale=0.5)
+    chances = np.exp(log_probs_of(truth))
+    objective, num_clusters, runs = PseudoLikelihood(ising.energy), 400, 200
+    states = all_states(SIZE).astype("f4")
+    inside, naive = [], []
+    exact = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(truth)])
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        drawn = states[rng.choice(len(states), num_clusters, p=chances)]
+        lengths = np.tile(np.arange(1, 9), num_clusters // 8)
+        labels = np.repeat(np.arange(num_clusters), lengths)
+        rows = drawn[labels]
+        fitted = fit(key, objective, start(), rows)
+        for result, clusters in ((inside, labels), (naive, None)):
+            bars = uncertainty(objective, fitted, rows, clusters=clusters)
+            z = (flat(fitted.params) - exact) / flat(bars.stderr)
+            result.append(np.abs(z) < 1.96)
+    assert 0.93 <= np.mean(inside) <= 0.97
+    assert np.mean(naive) < 0.75

@@ -261,7 +261,7 @@ def test_bad_input_is_refused_in_a_sentence(key):
         potts.sequence_weights(np.zeros((2, 3)), num_states=4, identity=0)
     objective = MPF(potts.energy, connectivity=SiteChanges(3))
     with pytest.raises(ValueError, match="site_gaps of the energy must have shape"):
-        fit(key, objective, params, np.zeros((5, 3)))
+        fit(key, objective, params, np.zeros((5, 3)), penalty=L2(1.0))
     for rows in (np.zeros((5, 3)), np.eye(4)[np.zeros((5, 3), int)]):
         with pytest.raises(ValueError, match="a Potts model of 2 letters .* got 4"):
-            fit(key, PseudoLikelihood(potts.energy), params, rows)
+            fit(key, PseudoLikelihood(potts.energy), params, rows, penalty=L2(1.0))

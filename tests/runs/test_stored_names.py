@@ -26,7 +26,8 @@ HOLD_FUNCTIONS = """
     apps.interop:Blackjax connectivity.general:Listed connectivity.general:Proposal
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.optimisers:Optax fitting.optimisers:Problem
-    fitting.plan:Coordinates fitting.plan:RoundsPlan fitting.proximal:Proximal
+    fitting.gradient_noise:RowLoss fitting.plan:Coordinates fitting.plan:RoundsPlan
+    fitting.proximal:Proximal types:UnitLosses
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
@@ -42,8 +43,10 @@ HOLD_FUNCTIONS = """
 """
 INTERNAL = """
     annealing.adaptation:KnotStatistics annealing.adaptation:Tuning data.blocks:Block
+    data.clusters:Clusters
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    fitting.check_statistics:Moments fitting.distance:Descent
+    fitting.check_statistics:Moments fitting.curvature:CurvedFactor
+    fitting.distance:Descent
     fitting.distance:RowSample fitting.minibatches:Batches fitting.rounds:Evaluated
     fitting.rounds:Run
     leapfrog:Geometry

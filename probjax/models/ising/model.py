@@ -132,23 +132,17 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(params, Data(rows)).split(", so")[0]
     '1 of 2 units never change (unit 0 is always off)'
     """
-    # NumPy, if it can read the data: a check should not compile anything.
-    if is_on_host(data):
-        counts = _joint_counts(jax.tree.map(np.asarray, data))
-    else:
-        counts = np.asarray(_compiled_counts(data))
-    on, off = np.diagonal(counts[0]), np.diagonal(counts[3])
-    constant = np.flatnonzero((on == 0) | (off == 0))
+    counts = _known_counts(data)
+    constant = np.flatnonzero(_is_constant(counts))
     if constant.size:
-        first = constant[0]
+        first, size = constant[0], counts.shape[1]
         return (
-            f"{constant.size} of {len(on)} units never change (unit {first} is always "
-            f"{'off' if on[first] == 0 else 'on'}), so their biases have no finite "
-            "estimate"
+            f"{constant.size} of {size} units never change (unit {first} is always "
+            f"{'off' if counts[0, first, first] == 0 else 'on'}), so their biases have "
+            "no finite estimate"
         )
     first, second = pair_indices(len(params.bias), params.edges)
-    counts = counts[:, first, second]
-    missing = (counts == 0) & (counts.sum(0) > 0)[None]
+    missing = _missing_states(counts)[:, first, second]
     pairs = np.flatnonzero(missing.any(0))
     if not pairs.size:
         return ""
@@ -160,6 +154,50 @@ def unbounded(params: Params, data: Data) -> str:
         f"states (units {first[example]} and {second[example]} are never {never}), so "
         "their couplings have no finite estimate"
     )
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each bias and each coupling has no finite estimate, see `unbounded`.
+
+    The couplings of a constant unit have none. The bias of a unit is the log odds of
+    the unit if all others are off. So it has none, too, if the unit is never on, or
+    never off, while another unit is off.
+
+    >>> from probjax import ising
+    >>> rows = jnp.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> params = ising.init(jax.random.key(0), 3)
+    >>> unbounded_entries(params, Data(rows)).coupling.tolist()
+    [True, True, True]
+    """
+    counts = _known_counts(data)
+    constant = _is_constant(counts)
+    first, second = pair_indices(len(params.bias), params.edges)
+    missing = _missing_states(counts)
+    of_bias = (missing[1] | missing[3]) & coupled_units(len(constant), params.edges)
+    of_coupling = missing[:, first, second].any(0)
+    return Params(
+        constant | of_bias.any(1),
+        of_coupling | constant[first] | constant[second],
+        params.edges,
+    )  # pyright: ignore[reportReturnType]
+
+
+def _is_constant(counts):
+    on, off = counts[0].diagonal(), counts[3].diagonal()
+    return (on == 0) | (off == 0)
+
+
+def _missing_states(counts):
+    """Whether each joint state of two units never occurs, if the pair was observed."""
+    return (counts == 0) & (counts.sum(0) > 0)[None]
+
+
+def _known_counts(data):
+    """Joint counts as a NumPy array."""
+    # NumPy, if it can read the data: a check should not compile anything.
+    if is_on_host(data):
+        return _joint_counts(jax.tree.map(np.asarray, data))
+    return np.asarray(_compiled_counts(data))
 
 
 def _joint_counts(data):
@@ -191,6 +229,7 @@ _compiled_counts = jax.jit(_joint_counts)
     mirror_gap=mirror_gap,
     flip_gap=flip_gap,
     unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
     chart=data_chart,
     couplings=couplings_only,
     unit_params=unit_params,
