@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax import L1, PseudoLikelihood, fit, potts
+from probjax import L1, L2, PseudoLikelihood, fit, potts
 from probjax.fitting import history, rounds
 from probjax.fitting.history import (
     Memory,
