@@ -5,6 +5,7 @@ what came after. Without a terminal, such as in a batch queue, nothing is drawn 
 `file` is given.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from functools import singledispatch
@@ -40,7 +41,7 @@ def progress_bar(
 ) -> Callable[[Any], None]:
     """Callback that draws a tqdm bar, for `fit`, `sample`, `ais` and the other drivers.
 
-    It shows steps, loss and gradient norm of a fit; draws and acceptance of `sample`;
+    It shows steps, loss, gradient norm and distance of a fit; draws and acceptance of `sample`;
     intermediate distributions and effective particles of `ais`; rows and their mean of
     `marginal_log_likelihood`.
 
@@ -85,6 +86,8 @@ def _reading(record: Any, before: int) -> _Reading:
 @_reading.register
 def _(record: Progress, before: int) -> _Reading:
     note = f"loss {float(record.loss):.6g}, gradient {float(record.gradient_norm):.2g}"
+    if math.isfinite(distance := float(record.distance)):
+        note += f", {distance:.2g} standard errors from the minimum"
     return _Reading(int(record.step), note, None, "step")
 
 

@@ -36,6 +36,7 @@ def test_bar_counts_the_steps_and_shows_the_loss(key, capsys):
     shown = capsys.readouterr().err
     assert f"{len(found.losses)}step" in shown
     assert f"loss {float(found.losses[-1]):.6g}" in shown
+    assert f"{float(found.distance):.2g} standard errors from the minimum" in shown
 
 
 def test_bar_counts_the_draws_and_shows_their_acceptance(key, capsys):
