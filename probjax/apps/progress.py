@@ -41,9 +41,9 @@ def progress_bar(
 ) -> Callable[[Any], None]:
     """Callback that draws a tqdm bar, for `fit`, `sample`, `ais` and the other drivers.
 
-    It shows steps, loss, gradient norm and distance of a fit; draws and acceptance of `sample`;
-    intermediate distributions and effective particles of `ais`; rows and their mean of
-    `marginal_log_likelihood`.
+    It shows steps, loss, gradient norm and distance of a fit; draws and acceptance of
+    `sample`; intermediate distributions and effective particles of `ais`; rows and
+    their mean of `marginal_log_likelihood`.
 
     Args:
         total: the number of steps, draws or rows at which the bar is full. Annealing

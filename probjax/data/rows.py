@@ -54,7 +54,7 @@ def mean_of_observed(data: Data) -> PyTree:
     weights = data.weights
 
     def mean(x, observed):
-        each = 1 if weights is None else _expanded(weights, x)
+        each = jnp.ones((), x.dtype) if weights is None else _expanded(weights, x)
         counts = jnp.where(observed, each, 0)
         return jnp.sum(counts * x, axis=0) / jnp.sum(counts, axis=0)
 

@@ -16,7 +16,6 @@ Reference: Godambe, Ann. Math. Stat. 31, 1208 (1960); White, Econometrica 50, 1 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -25,23 +24,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_interface, is_concrete, warn
-from probjax.data.clusters import Clusters, row_clusters
+from probjax.data.clusters import row_clusters
 from probjax.data.rows import num_rows
 from probjax.fitting.arguments import prepared_data, resolved_penalty
-from probjax.fitting.curvature import (
-    curved_factor,
-    hessian_by_columns,
-    hessian_by_units,
-    pseudo_inverse,
-)
-from probjax.fitting.gradient_noise import (
-    RowLoss,
-    cluster_roots,
-    noise_matrix,
-    noise_roots,
-)
-from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.fitting.loss import default_chunk_size
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
+from probjax.fitting.sandwich import FittedLoss, sandwich_covariance
 from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.runs.driver import driver
 from probjax.trees import cast_floats, describe_range, float_dtype, known_values
@@ -49,7 +37,6 @@ from probjax.types import (
     Array,
     ArrayLike,
     Bool,
-    Context,
     Data,
     Float,
     Int,
@@ -57,9 +44,6 @@ from probjax.types import (
     PyTree,
 )
 
-MAX_DENSE = 2048
-"""Largest number of parameters for which the noise is that of all rows, and for which
-flat directions are always searched for."""
 # A function is undetermined if more than this fraction of its squared gradient lies
 # along directions in which the loss is flat.
 _FLAT_FRACTION = 1e-4
@@ -231,12 +215,12 @@ def uncertainty(
     if penalty is None:
         warn_of_unbounded(objective, fitted.params, data)
     own = None if clusters is None else row_clusters(clusters, num_rows(data))
-    parts = _Parts(objective, fitted.params, fitted.context, penalty, chart)
-    parts = cast_floats(float_dtype(fitted.params), parts)
+    loss = FittedLoss(objective, fitted.params, fitted.context, penalty, chart)
+    loss = cast_floats(float_dtype(fitted.params), loss)
     size = chunk_size or default_chunk_size(data)
-    covariance, loose = _sandwich(parts, data, own, size)
-    unbounded = _unbounded(parts, data)
-    return Uncertainty(parts.params, covariance, loose, unbounded)
+    covariance, loose = sandwich_covariance(loss, data, own, size)
+    unbounded = _unbounded(loss, data)
+    return Uncertainty(loss.params, covariance, loose, unbounded)
 
 
 def _refuse_mask(data):
@@ -263,140 +247,26 @@ def _check_sum_over_rows(objective, params, data):
         )
 
 
-def _sandwich(parts, data, clusters: Clusters | None, chunk_size):
-    """Compute the covariance, and unit vectors along which the loss is flat."""
-    size = ravel_pytree(parts.params)[0].size
-    second_order = partial(
-        _second_order,
-        parts,
-        data,
-        None if clusters is None else clusters.labels,
-        num_clusters=0 if clusters is None else clusters.num_clusters,
-        chunk_size=chunk_size,
-    )
-    if size <= MAX_DENSE or not is_concrete((parts, data)):
-        return _dense_sandwich(*second_order(is_dense=True))
-    hessian, roots, slopes = second_order(is_dense=False)
-    factor = _compiled_factor(hessian)
-    if not factor.is_curved:
-        return _dense_sandwich(hessian, _outer(roots), slopes)
-    covariance = _sandwich_of_factor(factor, roots, slopes)
-    return covariance, jnp.zeros((size, 1), covariance.dtype)
-
-
-class _Parts(NamedTuple):
-    """Everything that a loss is made of besides the data."""
-
-    objective: Objective
-    params: Params
-    context: Context
-    penalty: Penalty | None
-    chart: Chart | None
-
-
-@partial(jax.jit, static_argnames=("num_clusters", "chunk_size", "is_dense"))
-def _second_order(parts, data, labels, *, num_clusters, chunk_size, is_dense):
-    """Return the Hessian, the noise of the gradient and the slopes of the chart.
-
-    Args:
-        is_dense: whether to return the noise as a matrix V, or as R with V = RR'.
-    """
-    objective, params, context, penalty, chart = parts
-    forward = _identity if chart is None else chart.forward
-    inverse = _identity if chart is None else chart.inverse
-    point, unravel = ravel_pytree(forward(params))
-
-    def to_params(point):
-        return inverse(unravel(point))
-
-    def remaining_terms(point):
-        params = to_params(point)
-        value = objective.rest(params, context.shared)
-        return value if penalty is None else value + penalty.value(params)
-
-    def over_rows(point):
-        params, pull_back = jax.vjp(to_params, point)
-        value, gradient = loss_over_rows(
-            objective, params, data, context.rows, chunk_size=chunk_size
-        )
-        return value, pull_back(gradient)[0]
-
-    value, gradient = over_rows(point)
-    losses = None if chart is not None else objective.unit_losses(params, data)
-    if losses is None:
-        hessian = hessian_by_columns(lambda point: over_rows(point)[1], point)
-    else:
-        of_rows = (objective.reduce, params, data, value, gradient)
-        hessian = hessian_by_units(losses, *of_rows)
-    hessian += hessian_by_columns(jax.grad(remaining_terms), point)
-
-    def row(point, x, rows):
-        return objective.row(to_params(point), x, rows)
-
-    total = num_rows(data) if data.weights is None else data.weights.sum()
-    total = jnp.asarray(total, value.dtype)
-    loss = RowLoss(row, objective.reduce, point, value, gradient, total)
-    if labels is not None:
-        noise = cluster_roots(loss, data, context.rows, labels, num_clusters)
-        noise = noise @ noise.T if is_dense else noise
-    else:
-        noise = (noise_matrix if is_dense else noise_roots)(loss, data, context.rows)
-    if chart is None:
-        return hessian, noise, None
-    slopes = jax.jacfwd(lambda point: ravel_pytree(to_params(point))[0])(point)
-    return hessian, noise, slopes
-
-
-@jax.jit
-def _dense_sandwich(hessian, noise, slopes):
-    inverse, flat = pseudo_inverse(hessian)
-    if slopes is not None:
-        inverse, flat = slopes @ inverse, slopes @ flat
-    return inverse @ noise @ inverse.T, _normalised(flat)
-
-
-_compiled_factor = jax.jit(curved_factor)
-
-
-@jax.jit
-def _outer(roots):
-    return roots @ roots.T
-
-
-@jax.jit
-def _sandwich_of_factor(factor, roots, slopes):
-    half = factor.solve(roots)
-    if slopes is not None:
-        half = slopes @ half
-    return half @ half.T
-
-
-def _unbounded(parts, data):
+def _unbounded(loss, data):
     """Return which entries have no finite estimate, except those that are frozen."""
-    if not is_concrete((parts, data)):
+    if not is_concrete((loss, data)):
         return ()
-    found = parts.objective.unbounded_entries(parts.params, data)
+    found = loss.objective.unbounded_entries(loss.params, data)
     if found is None:
         return ()
     entries = ravel_pytree(jax.tree.map(jnp.asarray, found))[0]
-    return entries if parts.chart is None else entries & _is_free(parts)
+    return entries if loss.chart is None else entries & _is_free(loss)
 
 
 @jax.jit
-def _is_free(parts):
+def _is_free(loss):
     """Whether each parameter depends on the coordinates of the chart."""
-    point, unravel = ravel_pytree(parts.chart.forward(parts.params))
+    point, unravel = ravel_pytree(loss.chart.forward(loss.params))
 
     def to_params(point):
-        return ravel_pytree(parts.chart.inverse(unravel(point)))[0]
+        return ravel_pytree(loss.chart.inverse(unravel(point)))[0]
 
     return jnp.any(jax.jacfwd(to_params)(point) != 0, axis=1)
-
-
-def _normalised(columns):
-    """Scale columns to length 1; columns of zeros are left unchanged."""
-    lengths = jnp.sqrt(jnp.sum(columns**2, axis=0))
-    return columns / jnp.where(lengths > 0, lengths, 1)[None]
 
 
 def _identity(params):

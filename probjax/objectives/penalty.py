@@ -73,8 +73,11 @@ class L2(Penalty):
         return self.strength * _total(lambda p, w: w * p**2, params, self.weights)
 
     def prox(self, params: Params, step: Scalar) -> Params:
-        scale = 2 * step * self.strength
-        return _each(lambda p, w: p / (1 + scale * w), params, self.weights)
+        # Weights first, because the strength may be the largest number.
+        def shrink(p, w):
+            return p / (1 + 2 * step * (w * self.strength))
+
+        return _each(shrink, params, self.weights)
 
 
 @recipe

@@ -1,7 +1,5 @@
 """Hessians by units and by columns, inverses by factors and by eigenvectors."""
 
-import importlib
-
 import jax
 import numpy as np
 import pytest
@@ -10,12 +8,11 @@ from small_models import counted_states, random_ising
 
 from probjax import L2, MPF, Data, PseudoLikelihood, fit, ising
 from probjax.data import FixedFlips
-from probjax.fitting import GradientNorm, charts, gradient_noise, uncertainty
+from probjax.fitting import GradientNorm, charts, gradient_noise, sandwich, uncertainty
 from probjax.fitting.curvature import curved_factor, hessian_by_units
 from probjax.fitting.loss import loss_over_rows
 from probjax.objectives import Corrupted, RatioMatching
 
-UNCERTAINTY = importlib.import_module("probjax.fitting.uncertainty")
 SIZE = 5
 DATA = counted_states(SIZE)
 EDGES = ((0, 1), (1, 3), (2, 4))
@@ -63,7 +60,7 @@ def test_losses_that_are_no_sum_over_units_do_not_claim_to_be():
 @pytest.fixture
 def few_dense(monkeypatch):
     """Treat models of this file as if they had many parameters."""
-    monkeypatch.setattr(UNCERTAINTY, "MAX_DENSE", 2)
+    monkeypatch.setattr(sandwich, "MAX_DENSE", 2)
 
 
 @pytest.mark.parametrize("chart", [None, charts.Affine(scale=2.0)])

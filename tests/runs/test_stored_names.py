@@ -27,7 +27,7 @@ HOLD_FUNCTIONS = """
     connectivity.steps:Shape connectivity.steps:Steps data.blocks:Blocks
     data.blocks:Surveyed fitting.optimisers:Optax fitting.optimisers:Problem
     fitting.gradient_noise:RowLoss fitting.plan:Coordinates fitting.plan:RoundsPlan
-    fitting.proximal:Proximal types:UnitLosses
+    fitting.proximal:Proximal fitting.sandwich:FittedLoss types:UnitLosses
     natural.scores:Given natural.scores:Metric natural.scores:Scores
     natural.streamed:Streamed objectives.corrupted:Corrupted
     objectives.divergence:ContrastiveDivergence
