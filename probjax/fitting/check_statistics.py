@@ -136,11 +136,21 @@ def far_states(
     return jax.tree.map(fill, x)
 
 
-def far_share(x: State, rows: State) -> float:
-    """Return the share of states farther from all rows than 99 % of rows are."""
+def far_share(x: State, rows: State, counts: np.ndarray) -> float:
+    """Return the share of states farther from all rows than 99 % of rows are.
+
+    Args:
+        rows: a sample of the rows.
+        counts: weight of each row, its number of repetitions.
+    """
     x, rows = flat(x), flat(rows)
-    among = _nearest(rows[: len(rows) // 2], rows[len(rows) // 2 :])
-    return float(np.mean(_nearest(x, rows) > np.quantile(among, 0.99)))
+    agree = _agreements(rows, rows)
+    np.fill_diagonal(agree, 0)
+    among = np.where(counts >= 2, 0, rows.shape[1] - agree.max(axis=1))
+    order = np.argsort(among)
+    below = np.cumsum(counts[order]) / counts.sum()
+    limit = among[order][np.searchsorted(below, 0.99).clip(0, len(order) - 1)]
+    return float(np.mean(x.shape[1] - _agreements(x, rows).max(axis=1) > limit))
 
 
 def flat(x: State) -> np.ndarray:
@@ -149,12 +159,14 @@ def flat(x: State) -> np.ndarray:
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
-def _nearest(x, rows):
-    """Number of sites that differ between each state and its nearest row."""
+def _agreements(x, rows):
+    """Number of sites at which each state agrees with each row."""
     agree = np.zeros((len(x), len(rows)), np.float32)
     for letter in range(int(max(x.max(), rows.max())) + 1):
-        agree += (x == letter).astype(np.float32) @ (rows == letter).astype(np.float32).T
-    return x.shape[1] - agree.max(axis=1)
+        agree += (x == letter).astype(np.float32) @ (rows == letter).astype(
+            np.float32
+        ).T
+    return agree
 
 
 def data_moments(values: Values, x: State, weights: np.ndarray) -> Moments:

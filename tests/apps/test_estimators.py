@@ -144,7 +144,9 @@ def test_a_search_finds_the_strength_that_is_nearest_the_truth():
 def test_models_go_in_pipelines():
     x = _rows()
     grey = x + np.random.default_rng(1).uniform(-0.3, 0.3, x.shape)
-    piped = make_pipeline(Binarizer(threshold=0.5), Ising(binarize=None, check=False)).fit(grey)
+    piped = make_pipeline(
+        Binarizer(threshold=0.5), Ising(binarize=None, check=False)
+    ).fit(grey)
     assert piped.score(grey) == Ising(check=False).fit(x).score(x)
     features = make_pipeline(clone(MODELS[2][0]), LogisticRegression())
     assert features.fit(x, x[:, 0]).score(x, x[:, 0]) > 0.9

@@ -14,6 +14,7 @@ from probjax.fitting.check_statistics import (
     compare_means,
     compared_entries,
     entry_name,
+    far_share,
 )
 
 SIZE, ROWS = 6, 1000
@@ -99,6 +100,14 @@ def test_chains_end_early_where_the_difference_is_clear():
     }
     np.testing.assert_allclose(wrong.worst_means[0], means[wrong.worst], rtol=1e-5)
     assert wrong.worst_means[1] > wrong.worst_means[0] + 0.1
+
+
+def test_few_rows_do_not_make_their_neighbours_far():
+    # Rows differ from each other in two sites. A state that differs in one is near.
+    rows = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], np.float32)
+    x = np.array([[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 1]], np.float32)
+    assert far_share(x, rows, np.ones(3)) == 0.25
+    assert far_share(x, rows, np.full(3, 2.0)) == 0.75  # rows that are repeated
 
 
 def test_weights_count_as_repeated_rows():

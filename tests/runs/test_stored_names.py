@@ -43,9 +43,9 @@ HOLD_FUNCTIONS = """
 INTERNAL = """
     annealing.adaptation:KnotStatistics annealing.adaptation:Tuning data.blocks:Block
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    fitting.check_statistics:Moments fitting.distance:Descent
-    fitting.distance:RowSample fitting.minibatches:Batches fitting.rounds:Evaluated
-    fitting.rounds:Run
+    fitting.check_statistics:Moments fitting.check_statistics:Values
+    fitting.distance:Descent fitting.distance:RowSample fitting.minibatches:Batches
+    fitting.rounds:Evaluated fitting.rounds:Run
     leapfrog:Geometry
     models.ising.clusters:Bonds runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
