@@ -223,12 +223,14 @@ def check_fit(
     random = numpy_generator(row_key)
     x, weights = _on_host(data)
     share = weights / weights.sum()
-    chosen = random.choice(len(share), num_chains, p=share)
-    starts = jax.tree.map(lambda leaf: leaf[chosen], x)
+    first = random.choice(len(share), num_chains, p=share)
+    starts = jax.tree.map(lambda leaf: leaf[first], x)
     rows = _sampled_rows(random, x, weights)
     if sampler is None:
-        sampler = _default_sampler(tune_key, energy, params, starts, kind, num_states)
-    check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
+        chosen = _default_sampler(tune_key, energy, params, starts, kind, num_states)
+    else:
+        chosen = sampler
+    check_interface("sampler", chosen, Sampler, "HeatBath() or HMC(0.1)")
     if kind != "reals":
         far = far_states(random, starts, num_states, max(num_chains // 4, 1))
         starts = jax.tree.map(lambda *parts: np.concatenate(parts), starts, far)
@@ -246,7 +248,7 @@ def check_fit(
     thin = max(half // NUM_DRAWS, 1)
     num_draws = 2 * min(NUM_DRAWS, half)
     run = partial(
-        sample, chain_key, energy, params, sampler=sampler, num_draws=num_draws
+        sample, chain_key, energy, params, sampler=chosen, num_draws=num_draws
     )
     if short := thin // EARLY:
         starts = run(starts, thin=short)
