@@ -71,6 +71,15 @@ def split_array(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
     return _fold_in_numpy(key, np.arange(count, dtype=np.uint32))
 
 
+def numpy_generator(key: PRNGKeyArray) -> np.random.Generator:
+    """Return a generator of NumPy with a key as its seed, for the host.
+
+    >>> round(numpy_generator(jax.random.key(0)).random(), 3)
+    0.637
+    """
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
 def _is_readable(key):
     """Whether NumPy can compute with a key."""
     return is_eager(key) and _is_threefry(key) and key.is_fully_addressable

@@ -9,6 +9,12 @@ for an RBM, 20 units in one of its layers), log Z is summed exactly and `log_z_s
 is 0. Otherwise it is estimated by annealing, which is biased low, so that scores are
 too high by about `log_z_stderr_`. A warning is issued if the estimate is unreliable.
 
+After the fit, `check_fit` compares the model with the data by Markov chains that start
+at the data, and a warning is issued if the model differs. That takes seconds, and much
+longer for large models. In cross-validation, set `check=False`:
+
+    GridSearchCV(estimators.Ising(check=False), {"strength": [1e-4, 1e-3, 1e-2]})
+
 `objective` and `penalty` are constructors of the library, such as `MPF` and `L2`; the
 penalty is `penalty(strength)`. Estimators inherit from each other, unlike other classes
 of the library, because scikit-learn requires it. Only this module imports scikit-learn,
@@ -71,6 +77,7 @@ class _Density(ABC, DensityMixin, BaseEstimator):
     strength: float = 1e-4
     max_iter: int = 2000
     annealing_steps: int = 1000
+    check: bool = True
     random_state: Any = None
 
     @abstractmethod
@@ -107,7 +114,9 @@ class _Density(ABC, DensityMixin, BaseEstimator):
         x = self._states(X, reset=True)
         weights = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         data = fitted_models.distinct_rows(x, weights)
-        start_key, fit_key, anneal_key = jax.random.split(_key(self.random_state), 3)
+        start_key, fit_key, anneal_key, check_key = jax.random.split(
+            _key(self.random_state), 4
+        )
         self.model_, found = fitted_models.fit_model(
             fit_key,
             self._family_name,
@@ -120,8 +129,20 @@ class _Density(ABC, DensityMixin, BaseEstimator):
         self.params_ = self.model_.params
         # Scikit-learn requires at least 1, even if the start is already the minimum.
         self.n_iter_ = max(len(found.losses), 1)
+        self._check_model(check_key, data)
         self._normalise(anneal_key)
         return self
+
+    def _check_model(self, key, data):
+        self.check_ = None
+        if not self.check:
+            return
+        self.check_ = fitted_models.check_model(key, self.model_, data)
+        if not self.check_.passed:
+            warnings.warn(
+                f"{self.check_.describe()}; check=False fits without this check",
+                stacklevel=3,
+            )
 
     def _normalise(self, key):
         if not (self.annealing_steps or fitted_models.can_sum(self.model_)):
@@ -222,6 +243,9 @@ class Ising(_Bits):
             has not converged by then.
         annealing_steps: the number of intermediate distributions in the estimate of log
             Z if it cannot be summed; 0 to skip the estimate, if no scores are needed.
+        check: whether to compare the fitted model with the data by `check_fit`, and to
+            issue a warning if it differs. Set it to False in cross-validation, such as
+            `GridSearchCV`, which fits many models on purpose.
         random_state: an integer for reproducible results.
 
     Attributes:
@@ -229,6 +253,7 @@ class Ising(_Bits):
             `ising.coupling_matrix(params_)`.
         log_z_: the log partition function.
         log_z_stderr_: the standard error of `log_z_`.
+        check_: the `FitCheck` of the model; None if `check` is False.
         n_iter_: the number of descent steps.
         model_: the model as `storage.save` writes it for the command line.
 

@@ -27,6 +27,7 @@ from probjax.fitting.check import FitCheck, check_fit
 from probjax.fitting.fit import fit
 from probjax.fitting.result import Fit
 from probjax.interfaces import Objective, Penalty
+from probjax.random import numpy_generator
 from probjax.samplers import Draws, sample
 from probjax.types import Array, Data, Params, PRNGKeyArray
 
@@ -260,8 +261,7 @@ def _draw_exactly(key, model: Model, space: StateSpace, num_draws) -> np.ndarray
     )
     # NumPy draws in float64: in float32 the cumulative sum would lose rare states.
     probs = np.exp(np.asarray(log_p, np.float64))
-    random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    chosen = random.choice(len(probs), num_draws, p=probs / probs.sum())
+    chosen = numpy_generator(key).choice(len(probs), num_draws, p=probs / probs.sum())
     return np.asarray(digits(chosen, space.size, space.num_states, np.float64))
 
 

@@ -7,6 +7,13 @@ compiled program. Each fit starts from the fit at the previous strength. The sco
 loss without the penalty: of the fitted objective, or of another one, such as the exact
 likelihood of a small model.
 
+Folds of correlated rows must be made of whole clusters. If neighbouring rows of a
+recording were in different folds, a weak penalty would be chosen, because its fit
+repeats in one row what it has seen in the other.
+
+Rows with missing entries are refused: their loss would depend on entries that are
+imputed by the model that is compared, and a model predicts its own imputations best.
+
 Reference: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning,
 section 7.10.
 """
@@ -18,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_count, is_concrete
+from probjax.data.clusters import row_clusters
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.fitting.fit import loss
 from probjax.fitting.path import RegularisationPath, fit_path
@@ -101,6 +109,7 @@ def cross_validate(
     penalty: Penalty,
     score: Objective | None = None,
     num_folds: int = 5,
+    clusters: ArrayLike | None = None,
     chart: Chart | None = None,
     strengths: Float[ArrayLike, " n"] | None = None,
     num_strengths: int = 30,
@@ -120,6 +129,9 @@ def cross_validate(
         score: objective whose loss is computed on the rows left out; None for
             `objective`.
         num_folds: number of parts into which the data are divided, at least 2.
+        clusters: labels of correlated rows, one for each row; rows with the same label
+            are in the same fold, with all their copies. `np.arange(n) // 500` are
+            blocks of 500 successive rows. None if rows are independent.
 
     >>> from probjax import L2, ScoreMatching
     >>> def energy(mean, x):
@@ -139,14 +151,21 @@ def cross_validate(
                 "PseudoLikelihood"
             )
     data = as_data(data)
-    refuse_mask(data, "strengths are compared on complete rows")
+    refuse_mask(
+        data,
+        "a loss on held-out rows requires complete rows, because missing entries would "
+        "be imputed by the model that is compared",
+    )
     if not is_concrete((params, data)):
         raise ValueError(
             "cross_validate must be called outside jit and vmap, because it runs on "
             "the host, got traced params or data"
         )
     fold_key, fit_key, score_key = jax.random.split(key, 3)
-    folds = _fold_weights(fold_key, data, num_folds)
+    if clusters is None:
+        folds = _fold_weights(fold_key, data, num_folds)
+    else:
+        folds = _cluster_weights(fold_key, data, num_folds, clusters)
 
     def fit_weighted(weights, strengths):
         return fit_path(
@@ -195,3 +214,26 @@ def _fold_weights(key, data, num_folds):
     num_copies = np.zeros((num_folds, count))
     np.add.at(num_copies, (fold, rows), 1)
     return num_copies * np.where(copies > 0, weights / np.maximum(copies, 1), 0)[None]
+
+
+def _cluster_weights(key, data, num_folds, clusters):
+    """Return the weight of each row in each fold, if clusters stay whole.
+
+    Clusters in random order, the heaviest first, go to the fold that is lightest.
+    """
+    count = num_rows(data)
+    weights = np.ones(count) if data.weights is None else np.asarray(data.weights)
+    index = np.asarray(row_clusters(clusters, count).labels)
+    total = np.bincount(index, weights)
+    if np.count_nonzero(total) < num_folds:
+        raise ValueError(
+            f"num_folds must not exceed the {np.count_nonzero(total)} clusters, got "
+            f"{num_folds}; try num_folds=2"
+        )
+    order = np.asarray(jax.random.permutation(key, len(total)))
+    order = order[np.argsort(-total[order], kind="stable")]
+    fold, loads = np.zeros(len(total), int), np.zeros(num_folds)
+    for cluster in order:
+        fold[cluster] = np.argmin(loads)
+        loads[fold[cluster]] += total[cluster]
+    return np.where(np.arange(num_folds)[:, None] == fold[index], weights, 0.0)

@@ -1,11 +1,21 @@
 """`check_fit`: correct models pass, and models with a spurious mode fail."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 from probjax import Data, MaximumLikelihood, check_fit, fit, ising
-from probjax.fitting.check_statistics import Moments, compare_means
+from probjax.fitting.check import _student_quantile
+from probjax.fitting.check_statistics import (
+    Moments,
+    compare_means,
+    compared_entries,
+    entry_name,
+    far_share,
+)
 
 SIZE, ROWS = 6, 1000
 STATES = (np.arange(2**SIZE)[:, None] >> np.arange(SIZE) & 1).astype(np.float32)
@@ -41,12 +51,29 @@ def with_mode(params):
 
 def test_residuals_are_those_of_a_regression():
     covariance = np.array([[2.0, 1.0], [1.0, 3.0]])
-    data = Moments(np.zeros(2), covariance, covariance / 100, 100.0, 1, 1, 0.0)
+    data = Moments(np.zeros(2), covariance, covariance / 100, 100.0, 0.0)
     model = data._replace(mean=np.array([1.0, 0.5]), error=0 * covariance, rows=1e9)
-    z, *_ = compare_means(data, model)
-    np.testing.assert_allclose(z, [1 / np.sqrt(2 / 100), 0], atol=1e-5)
-    z, *_ = compare_means(data, model._replace(mean=np.array([0.0, 1.0])))
-    np.testing.assert_allclose(z[1], 1 / np.sqrt((3 - 1 / 2) / 100), rtol=1e-5)
+    z = compare_means(data, model, 1)
+    np.testing.assert_allclose(z, [1 / np.sqrt(2 / 100), 0], atol=1e-4)
+    z = compare_means(data, model._replace(mean=np.array([0.0, 1.0])), 1)
+    np.testing.assert_allclose(z[1], 1 / np.sqrt((3 - 1 / 2) / 100), rtol=1e-4)
+
+
+def test_small_leaves_are_compared_as_a_whole():
+    params = {"bias": np.zeros(3), "weight": np.zeros((50, 2))}
+    chosen = compared_entries(np.random.default_rng(0), params, most=20)
+    assert len(np.unique(chosen)) == 20
+    assert chosen[:3].tolist() == [0, 1, 2]
+    assert entry_name(params, int(chosen[3])).startswith("params['weight'][")
+    every = compared_entries(np.random.default_rng(0), params, most=200)
+    assert every.tolist() == list(range(103))
+
+
+def test_thresholds_are_quantiles_of_students_t():
+    for chance in (0.05, 1e-5):
+        for freedom in (19, 399):
+            exact = stats.t.isf(chance / 2, freedom)
+            assert _student_quantile(chance, freedom) == pytest.approx(exact, rel=1e-3)
 
 
 def test_an_exact_fit_passes_and_a_spurious_mode_fails():
@@ -55,6 +82,32 @@ def test_an_exact_fit_passes_and_a_spurious_mode_fails():
     found = checked(0, with_mode(params), x)
     assert not found.passed
     assert "times as active as the data" in found.describe()
+
+
+def test_chains_end_early_where_the_difference_is_clear():
+    params, x = fitted(0)
+    key, biased = jax.random.key(0), replace(params, bias=params.bias - 3)
+    steps = {"num_chains": 100, "num_steps": 640}
+    right = check_fit(key, ising.energy, params, x, **steps)
+    wrong = check_fit(key, ising.energy, biased, x, **steps)
+    assert (right.num_steps, right.passed) == (640, True)
+    assert (wrong.num_steps, wrong.passed) == (80, False)
+    first, second = np.triu_indices(SIZE, 1)
+    means = {
+        f"params.{leaf}[{i}]": value
+        for leaf, values in (("bias", x), ("coupling", 2 * x[:, first] * x[:, second]))
+        for i, value in enumerate(values.mean(axis=0))
+    }
+    np.testing.assert_allclose(wrong.worst_means[0], means[wrong.worst], rtol=1e-5)
+    assert wrong.worst_means[1] > wrong.worst_means[0] + 0.1
+
+
+def test_few_rows_do_not_make_their_neighbours_far():
+    # Rows differ from each other in two sites. A state that differs in one is near.
+    rows = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], np.float32)
+    x = np.array([[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 1]], np.float32)
+    assert far_share(x, rows, np.ones(3)) == 0.25
+    assert far_share(x, rows, np.full(3, 2.0)) == 0.75  # rows that are repeated
 
 
 def test_weights_count_as_repeated_rows():

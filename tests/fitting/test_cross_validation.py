@@ -14,7 +14,11 @@ from probjax import (
     loss,
 )
 from probjax.fitting import GradientNorm
-from probjax.fitting.cross_validation import Validation, _fold_weights
+from probjax.fitting.cross_validation import (
+    Validation,
+    _cluster_weights,
+    _fold_weights,
+)
 from probjax.fitting.path import RegularisationPath
 from probjax.random import split
 from probjax.samplers import HeatBath
@@ -72,6 +76,32 @@ def test_copies_are_fold_weightst_one_by_one_and_other_rows_whole(key):
     assert sorted(plain.sum(1)) == [2, 3]
 
 
+def test_clusters_are_in_one_fold_with_their_weights(key):
+    random = np.random.default_rng(0)
+    labels, weights = random.integers(7, size=40), random.integers(4, size=40)
+    data = Data(np.ones((40, 1)), weights.astype(float))
+    folds = _cluster_weights(key, data, 3, labels)
+    np.testing.assert_array_equal(folds.sum(0), weights)
+    for label in range(7):
+        assert np.count_nonzero(folds[:, labels == label].sum(1)) == 1
+    assert np.ptp(folds.sum(1)) <= np.bincount(labels, weights).max()
+    blocks = np.arange(40) // 5
+    folds = _cluster_weights(key, Data(np.ones((40, 1))), 4, blocks)
+    np.testing.assert_array_equal(folds.sum(1), [10] * 4)
+    other = _cluster_weights(split(key)[0], Data(np.ones((40, 1))), 4, blocks)
+    assert not np.array_equal(folds, other)
+
+
+def test_clusters_protect_against_repeated_rows(key):
+    # Every row is repeated twenty times: single rows are predicted by their copies.
+    x = np.repeat(np.random.default_rng(0).integers(0, 2, (8, SIZE)), 20, axis=0)
+    options = dict(penalty=L2(1.0), strengths=[0.3, 1e-4], num_folds=3)
+    naive = cross_validate(key, OBJECTIVE, start(), x, **options)
+    clusters = np.repeat(np.arange(8), 20)
+    whole = cross_validate(key, OBJECTIVE, start(), x, clusters=clusters, **options)
+    assert (naive.best, whole.best) == (1, 0)
+
+
 def test_simplest_is_the_strongest_within_noise_of_the_best():
     scores = as_array([[5.0, 2.2, 2.0, 3.0], [5.0, 1.9, 2.0, 3.0]])
     found = Validation(scores, RegularisationPath(*[None] * 5))
@@ -90,3 +120,14 @@ def test_bad_folds_are_refused(key):
         cross_validate(
             key, OBJECTIVE, start(), DATA.x[:3], penalty=L2(1.0), num_folds=4
         )
+    with pytest.raises(ValueError, match="clusters must have one entry for each of 3"):
+        cross_validate(
+            key, OBJECTIVE, start(), DATA.x[:3], penalty=L2(1.0), clusters=[0, 1]
+        )
+    with pytest.raises(ValueError, match="must not exceed the 2 clusters, got 5"):
+        cross_validate(
+            key, OBJECTIVE, start(), DATA.x[:3], penalty=L2(1.0), clusters=[0, 1, 1]
+        )
+    masked = Data(np.ones((3, SIZE)), mask=np.tri(3, SIZE, SIZE - 1, dtype=bool))
+    with pytest.raises(ValueError, match="would be imputed by the model that is comp"):
+        cross_validate(key, OBJECTIVE, start(), masked, penalty=L2(1.0))

@@ -45,8 +45,8 @@ INTERNAL = """
     annealing.adaptation:KnotStatistics annealing.adaptation:Tuning data.blocks:Block
     data.clusters:Clusters
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    fitting.check_statistics:Moments fitting.curvature:CurvedFactor
-    fitting.distance:Descent
+    fitting.check_statistics:Moments fitting.check_statistics:Values
+    fitting.curvature:CurvedFactor fitting.distance:Descent
     fitting.distance:RowSample fitting.minibatches:Batches fitting.rounds:Evaluated
     fitting.rounds:Run
     leapfrog:Geometry
