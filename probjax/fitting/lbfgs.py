@@ -38,8 +38,10 @@ _PATIENCE, _LONG_PATIENCE = 50, 500
 _PROGRESS = 0.98
 # Smallest distance of a new length from the ends of the bracket, as a fraction of it.
 _MARGIN = 0.1
-# Factor by which a length grows while no length is known to be too long.
-_GROWTH = 4
+# Factor by which a length grows while no length is known to be too long, and the number
+# of times. A loss without a lower bound may be linear along the line, so that every
+# length is too short.
+_GROWTH, _MOST_GROWTHS = 4, 5
 
 
 class Trial(NamedTuple):
@@ -137,6 +139,7 @@ class QuasiNewton(DescentMethod):
         evaluation = Trial(state.length, value, gradient @ state.direction)
         first = jnp.isinf(state.value)
         too_long, too_short = _length_errors(state, evaluation)
+        too_short &= jnp.isfinite(state.far.length) | (state.tries < _MOST_GROWTHS)
         is_accepted = first | ~(too_long | too_short)
         memory = with_pair(
             state.memory,

@@ -324,6 +324,14 @@ def test_capacity_recovery_and_basins(key):
     np.testing.assert_allclose(overlap[:, 0], [1, -1])
 
 
+def test_flow_stores_two_patterns_although_its_loss_is_linear(key):
+    """Along the first line of descent, the loss falls as fast at any length."""
+    learn = jax.jit(hopfield.flow)
+    for number in range(40):
+        x = random_patterns(number, 2, 16)
+        assert np.asarray(learn(key, Data(x, np.ones(2))).stored).all()
+
+
 def test_corrupted_versions_teach_the_originals(key):
     """None of which is ever seen."""
     x = random_patterns(1, 4, 48)

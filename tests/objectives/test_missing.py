@@ -240,5 +240,6 @@ def test_letters_are_filled_with_letters(key):
     objective = PseudoLikelihood(potts.energy, num_states=3)
     data = Data(np.where(mask, letters, -7), None, mask)
     begin = jax.jit(lambda key: potts.init(key, 3, 3))(key)
-    fitted = fit(key, objective, begin, data, num_rounds=2, steps_per_round=5)
+    options = dict(penalty=L2(0.01), num_rounds=2, steps_per_round=5)
+    fitted = fit(key, objective, begin, data, **options)
     assert set(np.unique(fitted.context.rows.x)) == {0, 1, 2}
