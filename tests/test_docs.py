@@ -20,8 +20,8 @@ ROWS = [
 ]
 DIRECTIVE = re.compile(r"^::: (\S+)\n((?: .*\n)*)", re.MULTILINE)
 PACKAGES = [
-    *("annealing", "connectivity", "diagnostics", "exact", "natural", "plots"),
-    *("samplers", "models.hopfield", "models.rbm"),
+    *("annealing", "connectivity", "data.spikes", "diagnostics", "exact", "natural"),
+    *("plots", "samplers", "models.hopfield", "models.rbm"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""Rows of data: validation, out-of-core blocks, preprocessing, corruption, datasets."""
+"""Rows of data: validation, blocks, preprocessing, corruption, datasets, spikes."""
 
-from probjax.data import blocks, datasets, preprocessing
+from probjax.data import blocks, datasets, preprocessing, spikes
 from probjax.data.blocks import Blocks
 from probjax.data.corruption import FixedFlips, GreyLevels, IndependentFlips
 from probjax.data.rows import unique_rows
@@ -13,5 +13,6 @@ __all__ = [
     "GreyLevels",
     "IndependentFlips",
     "preprocessing",
+    "spikes",
     "unique_rows",
 ]
