@@ -89,7 +89,7 @@ from probjax.samplers import (
     sample,
     sample_mean,
 )
-from probjax.types import Data
+from probjax.types import Conditioned, Data
 
 __version__ = "0.2.0.dev0"
 
@@ -113,6 +113,7 @@ __all__ = [
     "check_fit",
     "Checkpoint",
     "closed_form",
+    "Conditioned",
     "Connectivity",
     "connectivity",
     "ContrastiveDivergence",

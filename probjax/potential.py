@@ -22,7 +22,18 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import is_concrete
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
-from probjax.types import Array, Data, Energy, Float, Params, PyTree, Scalar, State
+from probjax.types import (
+    Array,
+    Conditioned,
+    Data,
+    Energy,
+    Float,
+    Params,
+    PyTree,
+    Scalar,
+    State,
+    map_states,
+)
 
 MAX_VECTORISED = 64
 
@@ -30,7 +41,8 @@ MAX_VECTORISED = 64
 def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     """Attach closed forms to an energy, which replace slower generic computations.
 
-    Functions of `(params, x)`:
+    Functions of `(params, x)`, in which x is a state, or a `Conditioned` whose `x` has
+    the bits and sites:
 
     - `flip_gaps`: E(x) - E(x with bit n flipped), for every n;
     - `mirror_gap`: E(x) - E(1 - x);
@@ -192,8 +204,12 @@ class Potential:
         return zip(self.energies, self.args, strict=True)
 
 
-def potential(energy: Energy, params: Params) -> Potential:
+def potential(energy: Energy, params: Params, inputs: PyTree = None) -> Potential:
     """Return the potential of one model: its energy with weight 1.
+
+    Args:
+        inputs: inputs of the state; None if the states of the model have none. The
+            potential is then a function of `Conditioned.x` alone.
 
     >>> def energy(bias, x):
     ...     return bias @ x
@@ -201,11 +217,61 @@ def potential(energy: Energy, params: Params) -> Potential:
     >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
     [-1.0, 3.0]
     """
-    return Potential((energy,), (params,), np.ones(1, float_dtype(params)))
+    weights = np.ones(1, float_dtype(params))
+    if inputs is None:
+        return Potential((energy,), (params,), weights)
+    return Potential((Conditional(energy),), ((params, inputs),), weights)
 
 
 @dataclass(frozen=True)
-class Conditioned:
+class Conditional:
+    """Energy of a state given its inputs, which become part of the parameters.
+
+        E((params, inputs), x) = energy(params, Conditioned(x, inputs))
+
+    It is an energy of plain states, with the closed forms of `energy`. Pass it to
+    drivers that take a single distribution, such as `ais` or `exact.log_z`, together
+    with the inputs of one row.
+
+    >>> from probjax import exact
+    >>> def energy(weights, row):
+    ...     return -(row.inputs @ weights) * row.x.sum()
+    >>> weights, inputs = jnp.zeros(2), jnp.array([1.0, 2.0])
+    >>> log_z = exact.log_z(Conditional(energy), (weights, inputs), 1)
+    >>> round(float(log_z), 4)  # log 2
+    0.6931
+    """
+
+    energy: Energy
+
+    def __call__(self, args: tuple[Params, PyTree], x: State) -> Scalar:
+        params, inputs = args
+        return self.energy(params, Conditioned(x, inputs))
+
+    @property
+    def closed_forms(self) -> Mapping[str, Callable]:
+        """Closed forms of gaps of the energy, as functions of plain states."""
+        forms = closed_forms(self.energy)
+        of_state = {"flip_gaps", "mirror_gap", "site_gaps"} & set(forms)
+        of_site = {"flip_gap", "site_gap"} & set(forms)
+        return {name: partial(_form_of_state, forms[name]) for name in of_state} | {
+            name: partial(_form_of_site, forms[name]) for name in of_site
+        }
+
+
+def _form_of_state(form, args, x):
+    params, inputs = args
+    return form(params, Conditioned(x, inputs))
+
+
+def _form_of_site(form, args):
+    params, inputs = args
+    gap = form(params)
+    return lambda x, site: gap(Conditioned(x, inputs), site)
+
+
+@dataclass(frozen=True)
+class Posterior:
     """Energy of the latents of a generative model, given a row: the joint energy."""
 
     joint: Callable[..., Scalar]
@@ -220,11 +286,14 @@ def check_energy(energy: Energy, params: Params, rows: State) -> None:
     check_precision(params)
 
     def one(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+    def of_floats(leaf):
         is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         dtype = leaf.dtype if is_floating else jnp.result_type(float)
-        return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
-    x = jax.tree.map(one, rows)
+    x = map_states(partial(jax.tree.map, of_floats), jax.tree.map(one, rows))
     if not callable(energy):
         raise ValueError(f"energy must be a function energy(params, x), got {energy!r}")
     try:

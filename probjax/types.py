@@ -1,8 +1,8 @@
 """Records that functions of the library exchange, and aliases for annotations.
 
-`Data` holds rows, `Context` the state that an objective keeps between steps,
-`Neighbours` and `Gaps` the neighbourhood of a state, and `Info` the report of one step
-of a sampler.
+`Data` holds rows, `Conditioned` a state with its inputs, `Context` the state that an
+objective keeps between steps, `Neighbours` and `Gaps` the neighbourhood of a state, and
+`Info` the report of one step of a sampler.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ __all__ = [
     "Array",
     "ArrayLike",
     "Bool",
+    "Conditioned",
     "Context",
     "Data",
     "Domain",
@@ -58,6 +59,49 @@ class Energy(Protocol):
     def __call__(self, params: Params, x: State, /) -> Scalar: ...
 
 
+class Conditioned(NamedTuple):
+    """A state, and inputs on which its distribution depends.
+
+    An energy of such states defines p(x | inputs). It reads both fields, whereas
+    samplers and connectivities change `x` only: inputs are covariates, the state one
+    step before, or the known part of an image. Rows of data and starts of chains are a
+    `Conditioned` whose leaves have a leading axis.
+
+    >>> from probjax import PseudoLikelihood, loss
+    >>> def energy(weights, row):
+    ...     return -(row.inputs @ weights) * row.x.sum()
+    >>> rows = Conditioned(jnp.array([[1.0], [0.0]]), inputs=jnp.array([[2.0], [1.0]]))
+    >>> args = jax.random.key(0), PseudoLikelihood(energy), jnp.zeros(1), rows
+    >>> round(float(loss(*args)), 4)  # log 2
+    0.6931
+    """
+
+    x: State
+    """State, or the states of rows."""
+    inputs: PyTree
+    """Inputs, any tree of arrays, or of their rows."""
+
+
+def split_inputs(rows: State) -> tuple[State, PyTree]:
+    """Return states and their inputs; the inputs are None if there are none.
+
+    >>> split_inputs(Conditioned("state", "inputs")), split_inputs("state")
+    (('state', 'inputs'), ('state', None))
+    """
+    return tuple(rows) if isinstance(rows, Conditioned) else (rows, None)
+
+
+def with_inputs(x: State, inputs: PyTree) -> State:
+    """Return states together with their inputs, the inverse of `split_inputs`."""
+    return x if inputs is None else Conditioned(x, inputs)
+
+
+def map_states(function: Callable[[State], State], rows: State) -> State:
+    """Apply a function to states, and leave their inputs as they are."""
+    x, inputs = split_inputs(rows)
+    return with_inputs(function(x), inputs)
+
+
 class Data(NamedTuple):
     """Observed rows.
 
@@ -68,12 +112,14 @@ class Data(NamedTuple):
     """
 
     x: State
-    """States of the rows; every leaf has a leading axis of rows."""
+    """States of the rows; every leaf has a leading axis of rows. States with inputs are
+    a `Conditioned`."""
     weights: Float[Array, " row"] | None = None
     """Nonnegative weight of each row; None if all rows have weight 1."""
     mask: PyTree = None
-    """Booleans shaped like `x`, True for observed entries; None if all are observed.
-    Values of `x` at missing entries are ignored: see `probjax.objectives.missing`."""
+    """Booleans shaped like the states, True for observed entries; None if all are
+    observed. Inputs are always observed. Values of states at missing entries are
+    ignored: see `probjax.objectives.missing`."""
 
 
 class Context(NamedTuple):

@@ -28,7 +28,7 @@ import numpy as np
 from probjax.annealing.bounds import MIN_EFFECTIVE, Bracket
 from probjax.annealing.estimate import Annealed
 from probjax.checks import is_concrete, nan_means_unknown
-from probjax.data.rows import as_data, refuse_mask
+from probjax.data.rows import as_data, refuse_inputs, refuse_mask
 from probjax.devices import on_host
 from probjax.runs.driver import driver
 from probjax.types import Array, ArrayLike, Data, Energy, Float, Params, Scalar
@@ -144,6 +144,7 @@ def log_likelihood(
         )
     data = as_data(data)
     refuse_mask(data, "log p is computed for complete rows only")
+    refuse_inputs(data.x, "rows with different inputs have different log Z")
     two_sided = isinstance(annealed, Bracket)
     runs = (annealed.forward, annealed.reverse) if two_sided else (annealed,)
     for run in runs:

@@ -32,7 +32,7 @@ from probjax.data.chunks import take
 from probjax.data.rows import as_data, num_rows, refuse_mask
 from probjax.devices import num_devices
 from probjax.interfaces import Base, Sampler
-from probjax.potential import Conditioned
+from probjax.potential import Posterior
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.types import (
     Array,
@@ -125,7 +125,7 @@ def marginal_log_likelihood(
         chunk_size = max(1, MAX_PARTICLES // num_particles)
     check_count("chunk_size", chunk_size)
     schedule_key, run_key = random.split(key, 2)
-    energy, count = Conditioned(joint), num_rows(data)
+    energy, count = Posterior(joint), num_rows(data)
     check_target(schedule_key, energy, (params, _row(data.x, 0)), base, sampler)
     arguments["betas"] = betas = check_schedule(betas, num_steps)
     bridge = Bridge(energy, (None, 0), (), base, Geometric(), sampler)

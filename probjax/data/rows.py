@@ -10,7 +10,14 @@ import numpy as np
 from probjax.checks import holds, is_finite
 from probjax.devices import on_host
 from probjax.trees import as_array
-from probjax.types import ArrayLike, Data, PyTree
+from probjax.types import (
+    ArrayLike,
+    Conditioned,
+    Data,
+    PyTree,
+    map_states,
+    split_inputs,
+)
 
 
 def as_data(data: PyTree | Data) -> Data:
@@ -25,8 +32,8 @@ def as_data(data: PyTree | Data) -> Data:
     if weights is not None:
         weights = _checked_weights(weights, rows)
     if mask is not None:
-        mask = _checked_mask(mask, x, weights)
-        x = jax.tree.map(_filled, x, mask)
+        mask = _checked_mask(mask, split_inputs(x)[0], weights)
+        x = map_states(lambda x: jax.tree.map(_filled, x, mask), x)
     if not holds(is_finite, x):
         advice = (
             "" if mask is not None else "; mark missing entries with Data(x, mask=)"
@@ -46,6 +53,16 @@ def refuse_mask(data: Data, why: str) -> None:
         raise ValueError(
             f"{why}: leave out rows with missing entries. For bits and letters, "
             "PseudoLikelihood and MPF accept them"
+        )
+
+
+def refuse_inputs(rows: PyTree, why: str) -> None:
+    """Raise an error that begins with `why` if states have inputs."""
+    if isinstance(rows, Conditioned):
+        raise ValueError(
+            f"{why}, got a Conditioned; try PseudoLikelihood, MPF or "
+            "ContrastiveDivergence to fit, and sample, or Conditional(energy) with the "
+            "inputs of one row in its parameters, for distributions given inputs"
         )
 
 

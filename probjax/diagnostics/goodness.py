@@ -29,7 +29,16 @@ from probjax.data.chunks import cut_chunk
 from probjax.data.rows import as_data, num_rows
 from probjax.states import binary
 from probjax.trees import float_dtype, floating
-from probjax.types import Array, ArrayLike, Data, Float, PyTree, State
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Data,
+    Float,
+    PyTree,
+    State,
+    map_states,
+    split_inputs,
+)
 
 CHUNK, NUM_BATCHES = 256, 20
 
@@ -122,7 +131,7 @@ def pair_frequencies(data: ArrayLike | Data, model: ArrayLike | Data) -> Compari
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.75, 0.5, 0.75], [0.5, 0.25, 0.5])
     """
-    data, model = _validated(data, model)
+    data, model = _validated(*_states_only(data, model))
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2):
         raise ValueError(
             f"data must be (row, site), got shape {jax.tree.map(jnp.shape, data.x)}"
@@ -149,7 +158,7 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
     >>> found.observed.tolist(), found.expected.tolist()
     ([-0.125], [0.0])
     """
-    data, model = _validated(data, model)
+    data, model = _validated(*_states_only(data, model))
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2 and data.x.shape[1] > 2):
         raise ValueError(
             "data must be (row, site) with at least 3 sites, "
@@ -178,7 +187,7 @@ def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.0, 0.5, 0.5], [0.25, 0.5, 0.25])
     """
-    data, model = _validated(data, model)
+    data, model = _validated(*_states_only(data, model))
     for x in (data.x, model.x if isinstance(model, Data) else model):
         binary(x)
     return _compared(Partial(_row_moments, Partial(_population)), data, model)
@@ -319,6 +328,16 @@ def _population(x):
     return (counts == flat.sum()).astype(flat.dtype)
 
 
+def _states_only(*rows):
+    """Return data and model without the inputs of their states."""
+    return [
+        each._replace(x=split_inputs(each.x)[0])
+        if isinstance(each, Data)
+        else split_inputs(each)[0]
+        for each in rows
+    ]
+
+
 def _validated(data, model):
     """Return data and model as floating arrays, after all checks."""
     data = as_data(data)
@@ -326,7 +345,7 @@ def _validated(data, model):
         raise ValueError(
             "data must be complete, got a mask; leave out rows with missing entries"
         )
-    data = data._replace(x=jax.tree.map(floating, data.x))
+    data = data._replace(x=map_states(partial(jax.tree.map, floating), data.x))
     rows = num_rows(data) if data.weights is None else data.weights.sum()
     if is_concrete(rows) and not rows >= 2:
         raise ValueError(
@@ -354,11 +373,11 @@ def _validated_states(model):
             "weights of a model's states must be probabilities that sum to 1, "
             f"got a sum of {total}"
         )
-    return model._replace(x=jax.tree.map(floating, model.x))
+    return model._replace(x=map_states(partial(jax.tree.map, floating), model.x))
 
 
 def _validated_draws(model, shapes):
-    model = jax.tree.map(floating, as_data(model).x)
+    model = map_states(partial(jax.tree.map, floating), as_data(model).x)
     if _shapes(model, 1) == shapes:
         model = jax.tree.map(_in_batches, model)
     if any(leaf.ndim < 2 or len(leaf) < 2 for leaf in jax.tree.leaves(model)):

@@ -61,6 +61,8 @@ from probjax.types import (
     PRNGKeyArray,
     PyTree,
     State,
+    map_states,
+    split_inputs,
 )
 
 NUM_DRAWS = 20
@@ -216,7 +218,7 @@ def check_fit(
     refuse_mask(data, "check_fit requires complete rows")
     if not is_concrete((params, data)):
         raise ValueError("check_fit must not be called inside jit or vmap")
-    data = data._replace(x=jax.tree.map(floating, data.x))
+    data = data._replace(x=map_states(partial(jax.tree.map, floating), data.x))
     check_energy(energy, params, data.x)
     kind, num_states = state_kind(data.x)
     row_key, tune_key, chain_key = split(key, 3)
@@ -317,7 +319,7 @@ def _compare(values, observed, rows, kind, num_chains, threshold, draws) -> FitC
 def _default_sampler(key, energy, params, x, kind, num_states):
     if kind != "reals":
         return HeatBath(num_states)
-    start = HMC(0.1 / num_sites(x) ** 0.25)
+    start = HMC(0.1 / num_sites(split_inputs(x)[0]) ** 0.25)
     return tune(key, energy, params, x, sampler=start, num_steps=320).sampler
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from probjax.types import Energy, Params, State
+from probjax.types import Energy, Params, State, map_states, split_inputs
 
 MAX_FITTED = 2000
 """Largest number of entries of dE/dparams that are compared."""
@@ -64,7 +64,7 @@ class Values(NamedTuple):
 
 def state_kind(x: State) -> tuple[str, int]:
     """Return the kind of states and the number of letters (0 for reals)."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(split_inputs(x)[0])]
     if not all((leaf == np.round(leaf)).all() and leaf.min() >= 0 for leaf in leaves):
         return "reals", 0
     largest = int(max(leaf.max() for leaf in leaves))
@@ -86,7 +86,7 @@ def _nothing(x):
 
 
 def _above(counts, x):
-    return ravel_pytree(x)[0].sum() > counts
+    return ravel_pytree(split_inputs(x)[0])[0].sum() > counts
 
 
 def compared_entries(
@@ -133,7 +133,8 @@ def far_states(
         drawn[: count // 2] = num_states - 1
         return drawn.astype(leaf.dtype)
 
-    return jax.tree.map(fill, x)
+    starts = jax.tree.map(lambda leaf: leaf[:count], x)
+    return map_states(partial(jax.tree.map, fill), starts)
 
 
 def far_share(x: State, rows: State, counts: np.ndarray) -> float:
@@ -154,8 +155,8 @@ def far_share(x: State, rows: State, counts: np.ndarray) -> float:
 
 
 def flat(x: State) -> np.ndarray:
-    """Return states `(row, ...)` as one matrix `(row, entry)`."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
+    """Return states `(row, ...)`, without inputs, as one matrix `(row, entry)`."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(split_inputs(x)[0])]
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 

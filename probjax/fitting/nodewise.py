@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.checks import check_count, is_concrete, warn
-from probjax.data.rows import as_data, num_rows
+from probjax.data.rows import as_data, num_rows, refuse_inputs
 from probjax.fitting.fit import fit
 from probjax.fitting.history import without_pairs
 from probjax.fitting.loss import CACHED_ROWS
@@ -84,6 +84,7 @@ def fit_nodes(
     """
     # Check the data here, because under vmap their values cannot be read.
     objective = make(energy, jnp.asarray(0))
+    refuse_inputs(data.x if isinstance(data, Data) else data, "fit_nodes takes states")
     data = objective.prepare(params, as_data(data))
     if stop is None and isinstance(penalty, L1 | GroupL1):
         stop = rule_for_strength(params, penalty.strength)

@@ -31,7 +31,7 @@ import optax
 
 from probjax import exact
 from probjax.checks import check_count
-from probjax.data.rows import as_data
+from probjax.data.rows import as_data, refuse_inputs
 from probjax.data.rows import num_rows as count_rows
 from probjax.interfaces import Sampler
 from probjax.natural.factors import Report
@@ -41,8 +41,17 @@ from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure
 from probjax.potential import potential
-from probjax.trees import float_dtype
-from probjax.types import Array, Data, Energy, Params, PRNGKeyArray, PyTree
+from probjax.trees import first_row, float_dtype
+from probjax.types import (
+    Array,
+    Data,
+    Energy,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    split_inputs,
+    with_inputs,
+)
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
 """Function of a key, parameters and data that returns the rows of a metric."""
@@ -223,6 +232,7 @@ def states_of(energy: Energy, *, num_states: int = 2) -> Rows:
     """
 
     def rows(key, params, data):
+        refuse_inputs(data.x, "states are enumerated without inputs")
         size = jax.tree.leaves(data.x)[0].shape[1]
         states = exact.states(size, num_states=num_states)
         log_p = exact.log_probs(energy, params, size, num_states=num_states)
@@ -250,10 +260,12 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
     check_count("num_steps", num_steps)
 
     def rows(key, params, data):
-        model = potential(energy, params)
-        x = sampler.prepare(model, data.x)
+        x, inputs = split_inputs(data.x)
+        x = sampler.prepare(potential(energy, params, first_row(inputs)), x)
 
-        def chain(key, x):
+        def chain(key, inputs, x):
+            model = potential(energy, params, inputs)
+
             def step(k, state):
                 return sampler.step(jax.random.fold_in(key, k), model, state)[0]
 
@@ -261,7 +273,8 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
             return jax.lax.fori_loop(0, num_steps, step, start).x
 
         keys = jax.random.split(key, count_rows(data))
-        return data._replace(x=jax.vmap(chain)(keys, x))
+        x = jax.vmap(chain)(keys, inputs, x)
+        return data._replace(x=with_inputs(x, inputs))
 
     return rows
 

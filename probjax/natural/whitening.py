@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from probjax import random
 from probjax.checks import check_count, is_concrete
-from probjax.data.rows import as_data, num_rows, refuse_mask
+from probjax.data.rows import as_data, num_rows, refuse_inputs, refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.fit import NO_GRADIENT, fit_job
 from probjax.fitting.plan import RoundsPlan
@@ -100,6 +100,7 @@ def whitening(data: PyTree | Data, *, damping: Any = 1e-6) -> WhitenedCoordinate
     """
     data = as_data(data)
     refuse_mask(data, "covariances are computed from complete rows")
+    refuse_inputs(data.x, "coordinates are those of states without inputs")
     data = data._replace(x=jax.tree.map(floating, data.x))
     return _whitening_of_data(data, as_regulariser(damping))
 

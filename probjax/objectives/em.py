@@ -31,7 +31,7 @@ from probjax.checks import check_count
 from probjax.data.rows import num_rows, refuse_mask
 from probjax.interfaces import Base, Objective, Sampler
 from probjax.objectives.particles import check_resumable
-from probjax.potential import Conditioned
+from probjax.potential import Posterior
 from probjax.recipe import recipe, static
 from probjax.samplers.adaptation import check_acceptance, initial_step_size, move_chains
 from probjax.trees import first_row, float_dtype, floating
@@ -101,7 +101,7 @@ class EM(Objective):
         refuse_mask(data, "sampling latents needs complete rows")
         data = data._replace(x=jax.tree.map(floating, data.x))
         given = (params, first_row(data.x))
-        energy = Conditioned(self.joint)
+        energy = Posterior(self.joint)
         # States drawn with this fixed key are only checked.
         check_target(jax.random.key(0), energy, given, self.base, self.sampler)
         check_resumable(self.sampler)
@@ -122,7 +122,7 @@ class EM(Objective):
         x = jax.tree.map(lambda rows: jnp.repeat(rows, self.num_chains, 0), data.x)
         latents, accept, step_size = move_chains(
             key,
-            Conditioned(self.joint),
+            Posterior(self.joint),
             (params, x),
             jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), context.rows),
             sampler=self.sampler,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from probjax.checks import check_interface, holds, is_concrete, is_whole
 from probjax.connectivity import BitFlips
-from probjax.data.rows import refuse_mask
+from probjax.data.rows import refuse_inputs, refuse_mask
 from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
     check_excludable,
@@ -43,6 +43,9 @@ from probjax.types import (
     Scalar,
     State,
     UnitLosses,
+    map_states,
+    split_inputs,
+    with_inputs,
 )
 
 
@@ -54,7 +57,7 @@ class GapContext(NamedTuple):
     counted: Array | tuple[()] = ()
     """Whether each neighbour counts; () if all count."""
     x: State = ()
-    """Row with imputed entries; () if no entries are missing."""
+    """State with imputed entries; () if no entries are missing."""
 
 
 @recipe
@@ -82,10 +85,11 @@ class GapObjective(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         check_interface("connectivity", self.connectivity, Connectivity, "BitFlips()")
-        data = data._replace(x=self.connectivity.prepare(data.x))
+        data = data._replace(x=map_states(self.connectivity.prepare, data.x))
         check_energy(self.energy, params, data.x)
         if self.exclude_data:
             refuse_mask(data, "exclude_data needs complete rows")
+            refuse_inputs(data.x, "exclude_data requires states without inputs")
             if not holds(is_whole, data.x):
                 raise ValueError(
                     "data must be bits or letters if exclude_data is True, got numbers "
@@ -117,24 +121,29 @@ class GapObjective(Objective):
             return context
         rows, shared = GapContext(*context.rows), context.shared
         move_key, fill_key = jax.random.split(key)
-        x = data.x
+        x, inputs = split_inputs(data.x)
         if data.mask is not None:
-            model = potential(self.energy, params)
             letters = num_letters(self.connectivity)
-            drawn = draw_from_model(fill_key, model, rows.x, data.mask, letters)
+            before = with_inputs(rows.x, inputs)
+            drawn = draw_from_model(
+                fill_key, self.energy, params, before, data.mask, letters
+            )
             # In the first round the model is not fitted yet, so entries imputed from
             # other rows are kept.
             x = jax.tree.map(partial(jnp.where, shared), drawn, rows.x)
             rows, shared = rows._replace(x=x), jnp.asarray(True)
         if is_random:
-            rows = rows._replace(moves=self._draw(move_key, params, x))
+            moves = self._draw(move_key, params, with_inputs(x, inputs))
+            rows = rows._replace(moves=moves)
         counted = self._counted(rows, data, shared)
         return Context(rows._replace(counted=counted), shared)
 
     def row(self, params: Params, x: State, context: GapContext | tuple[()]) -> Scalar:
         own = GapContext(*context)
+        x, inputs = split_inputs(x)
         x = own.x if jax.tree.leaves(own.x) else x
-        gaps = self.connectivity.gaps(potential(self.energy, params), x, own.moves)
+        model = potential(self.energy, params, inputs)
+        gaps = self.connectivity.gaps(model, x, own.moves)
         if isinstance(own.counted, tuple):
             return self.score(gaps)
         counted = own.counted.reshape(gaps.weight.shape)
@@ -172,9 +181,14 @@ class GapObjective(Objective):
         return ()
 
     def _draw(self, key, params, x):
+        x, inputs = split_inputs(x)
+
+        def one(key, inputs, x):
+            model = potential(self.energy, params, inputs)
+            return self.connectivity.draw(key, model, x)
+
         keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
-        model = potential(self.energy, params)
-        return jax.vmap(self.connectivity.draw, (0, None, 0))(keys, model, x)
+        return jax.vmap(one)(keys, inputs, x)
 
     def _trials(self, params, data):
         """Moves with which `check_excludable` searches for an unobserved neighbour."""

@@ -20,10 +20,20 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.data.rows import num_rows
 from probjax.interfaces import Connectivity
-from probjax.potential import Potential
+from probjax.potential import potential
 from probjax.samplers.gibbs import HeatBath
 from probjax.trees import flat_rows
-from probjax.types import Array, Data, Moves, PRNGKeyArray, PyTree, State
+from probjax.types import (
+    Array,
+    Data,
+    Energy,
+    Moves,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    State,
+    split_inputs,
+)
 
 BATCH = 32
 
@@ -40,7 +50,7 @@ def num_letters(connectivity: Connectivity) -> int:
 
 
 def draw_from_others(key: PRNGKeyArray, data: Data) -> State:
-    """Impute missing entries of `data.x` from other rows.
+    """Return the states of `data`, with missing entries imputed from other rows.
 
     Each missing entry is copied from a row in which it was observed, drawn in
     proportion to the weights.
@@ -54,7 +64,7 @@ def draw_from_others(key: PRNGKeyArray, data: Data) -> State:
         others = jnp.searchsorted(cumulative, levels, side="right")
         return jnp.where(mask, x, x[jnp.minimum(others, count - 1)])
 
-    leaves, form = jax.tree.flatten(data.x)
+    leaves, form = jax.tree.flatten(split_inputs(data.x)[0])
     masks = jax.tree.leaves(data.mask)
     filled = []
     for i, (x, mask) in enumerate(zip(leaves, masks, strict=True)):
@@ -66,18 +76,25 @@ def draw_from_others(key: PRNGKeyArray, data: Data) -> State:
 
 
 def draw_from_model(
-    key: PRNGKeyArray, potential: Potential, x: State, mask: PyTree, num_states: int
+    key: PRNGKeyArray,
+    energy: Energy,
+    params: Params,
+    rows: State,
+    mask: PyTree,
+    num_states: int,
 ) -> State:
-    """Return rows `x` after one heat-bath sweep over their missing entries."""
-    keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
+    """Return the states of rows after one heat-bath sweep over missing entries."""
+    keys = jax.random.split(key, len(jax.tree.leaves(rows)[0]))
     sampler = HeatBath(num_states)
 
-    def one(key, x, mask):
-        state = sampler.init(key, potential, x)
+    def one(key, row, mask):
+        x, inputs = split_inputs(row)
+        model = potential(energy, params, inputs)
+        state = sampler.init(key, model, x)
         held = ravel_pytree(mask)[0]
-        return sampler.step(key, potential, state, held=held)[0].x
+        return sampler.step(key, model, state, held=held)[0].x
 
-    return jax.vmap(one)(keys, x, mask)
+    return jax.vmap(one)(keys, rows, mask)
 
 
 def observed_moves(

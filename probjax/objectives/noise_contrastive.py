@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count, check_interface, holds
-from probjax.data.rows import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_inputs, refuse_mask
 from probjax.interfaces import Base, Chart, Objective
 from probjax.potential import (
     check_energy,
@@ -109,6 +109,7 @@ class NoiseContrast(Objective):
 
     def prepare(self, params: Normalised, data: Data) -> Data:
         refuse_mask(data, "noise contrast needs complete rows")
+        refuse_inputs(data.x, "log Z is one number only without inputs")
         check_interface("base", self.base, Base, "Gaussian(10)")
         if data.weights is not None and not holds(_is_share, data.weights):
             raise ValueError(

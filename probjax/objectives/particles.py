@@ -16,6 +16,7 @@ model.
 Reference: thesis, "Persistent MPF", "Persistent Samples"; Tieleman, ICML 2008.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from probjax.diagnostics.weights import importance_ess
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy, check_normalisable, potential
 from probjax.samplers.adaptation import initial_step_size, move_chains
-from probjax.trees import float_dtype
+from probjax.trees import first_row, float_dtype
 from probjax.types import (
     Array,
     Data,
@@ -37,6 +38,8 @@ from probjax.types import (
     PRNGKeyArray,
     Scalar,
     State,
+    map_states,
+    split_inputs,
 )
 
 MIN_ESS_FRACTION = 0.1
@@ -89,7 +92,8 @@ def prepare_rows(
     check_interface("sampler", sampler, Sampler, "HeatBath() or HMC(0.1)")
     check_energy(energy, params, data.x)
     check_normalisable(energy, params)
-    return data._replace(x=sampler.prepare(potential(energy, params), data.x))
+    model = potential(energy, params, first_row(split_inputs(data.x)[1]))
+    return data._replace(x=map_states(partial(sampler.prepare, model), data.x))
 
 
 def check_resumable(sampler: Sampler) -> None:

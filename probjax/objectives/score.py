@@ -25,6 +25,7 @@ Matching (SM) is a special case of MPF".
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ from probjax.types import (
     PyTree,
     Scalar,
     State,
+    map_states,
+    split_inputs,
 )
 
 
@@ -75,18 +78,18 @@ class ScoreMatching(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         refuse_mask(data, "score matching needs complete rows")
-        if is_concrete(data.x) and (holds(is_bit, data.x) or holds(is_spin, data.x)):
+        x, _ = split_inputs(data.x)
+        if is_concrete(x) and (holds(is_bit, x) or holds(is_spin, x)):
             raise ValueError(
                 "data must be continuous, because score matching differentiates in x, "
                 "got binary states; try MPF, PseudoLikelihood or RatioMatching"
             )
-        data = data._replace(x=jax.tree.map(floating, data.x))
+        data = data._replace(x=map_states(partial(jax.tree.map, floating), data.x))
         check_energy(self.energy, params, data.x)
         return data
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        flat, unravel = ravel_pytree(x)
-        gradient_at = jax.grad(lambda point: self.energy(params, unravel(point)))
+        flat, gradient_at = _gradient(self.energy, params, x)
 
         def curvature(axis):
             gradient, change = jax.jvp(gradient_at, (flat,), (axis,))
@@ -134,7 +137,8 @@ class ScoreMatchingBySteps(Objective):
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
         moves = GapContext(*context).moves
-        gaps = self.steps.gaps(potential(self.energy, params), x, moves)
+        x, inputs = split_inputs(x)
+        gaps = self.steps.gaps(potential(self.energy, params, inputs), x, moves)
         # K - 1 of one row, computed with expm1 to avoid cancellation.
         excess = jnp.sum(gaps.weight * jnp.expm1(gaps.gap / 2))
         return 4 / self.steps.moment(x) * excess
@@ -172,13 +176,12 @@ class DrawnScoreMatching(Objective):
     def refresh(
         self, key: PRNGKeyArray, params: Params, data: Data, context: Context
     ) -> Context:
-        first = ravel_pytree(first_row(data.x))[0]
+        first = ravel_pytree(first_row(split_inputs(data.x)[0]))[0]
         shape = (num_rows(data), self.num_draws, first.size)
         return Context(jax.random.normal(key, shape, first.dtype), ())
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        flat, unravel = ravel_pytree(x)
-        gradient_at = jax.grad(lambda point: self.energy(params, unravel(point)))
+        flat, gradient_at = _gradient(self.energy, params, x)
         terms = jax.vmap(lambda v: self.term(gradient_at, flat, v, self.scale))(context)
         return jnp.mean(terms)
 
@@ -232,6 +235,14 @@ def DenoisingScoreMatching(
     True
     """
     return DrawnScoreMatching(energy, _denoising, scale, num_draws)
+
+
+def _gradient(energy, params, row):
+    """Return the flat state of a row, and the gradient of the energy as a function."""
+    x, inputs = split_inputs(row)
+    model = potential(energy, params, inputs)
+    flat, unravel = ravel_pytree(x)
+    return flat, jax.grad(lambda point: model(unravel(point)))
 
 
 def _hutchinson(gradient_at, x, v, scale):

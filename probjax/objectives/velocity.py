@@ -19,17 +19,16 @@ Reference: Movellan, "A minimum velocity approach to learning", 2008; thesis,
 introduction, "Minimum Velocity Learning".
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
 from probjax.checks import holds, is_finite
 from probjax.interfaces import Objective
 from probjax.objectives.score import ScoreMatching
+from probjax.potential import potential
 from probjax.recipe import recipe, static
 from probjax.trees import first_row
-from probjax.types import Data, Energy, Params, PyTree, Scalar, State
+from probjax.types import Data, Energy, Params, PyTree, Scalar, State, split_inputs
 
 
 @recipe
@@ -60,13 +59,15 @@ class MinimumVelocity(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         data = ScoreMatching(self.energy).prepare(params, data)
-        self._mobility(first_row(data.x))
+        self._mobility(first_row(split_inputs(data.x)[0]))
         return data
 
     def row(self, params: Params, x: State, context: PyTree) -> Scalar:
-        scaled = ScoreMatching(partial(_displaced_energy, self.energy))
+        x, inputs = split_inputs(x)
+        model = potential(self.energy, params, inputs)
         origin = jax.tree.map(jnp.zeros_like, x)
-        return scaled.row((params, self._mobility(x), x), origin, context)
+        args = model, self._mobility(x), x
+        return ScoreMatching(_displaced_energy).row(args, origin, context)
 
     def _mobility(self, x):
         """Mobility of every entry of `x`."""
@@ -80,10 +81,10 @@ class MinimumVelocity(Objective):
             ) from error
 
 
-def _displaced_energy(energy, args, step):
+def _displaced_energy(args, step):
     """Energy at x + mobility * step, as a function of `step`."""
-    params, mobility, x = args
-    return energy(params, jax.tree.map(lambda a, d, s: a + d * s, x, mobility, step))
+    model, mobility, x = args
+    return model(jax.tree.map(lambda a, d, s: a + d * s, x, mobility, step))
 
 
 def _broadcast(mobility, leaf):

@@ -39,6 +39,7 @@ NAMES: dict[str, str] = {
     "cluster.State": "probjax.models.ising.clusters:ClusterState",
     "ColourGibbs": "probjax.samplers.gibbs:ColourGibbs",
     "Comparison": "probjax.diagnostics.goodness:Comparison",
+    "Conditioned": "probjax.types:Conditioned",
     "Context": "probjax.types:Context",
     "corruption.FixedFlips": "probjax.data.corruption:FixedFlips",
     "corruption.GreyLevels": "probjax.data.corruption:GreyLevels",

@@ -30,6 +30,8 @@ from probjax.types import (
     Scalar,
     State,
     check_info,
+    split_inputs,
+    with_inputs,
 )
 
 GAIN = 0.2
@@ -72,32 +74,36 @@ def move_chains(
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
     target = sampler.target_acceptance if target is None else target
 
-    def start(key, params, x):
+    x, inputs = split_inputs(x)
+
+    def start(key, params, inputs, x):
         # Steps are numbered from 0, so no step has this number.
         first_key = random.fold_in(key, 2**31 - 1)
-        return sampler.init(first_key, potential(energy, params), x)
+        return sampler.init(first_key, potential(energy, params, inputs), x)
 
     def step(number, carry):
         states, accept, log_step = carry
         adapted = sampler if log_step is None else sampler.adapted(jnp.exp(log_step))
 
-        def one(key, params, state):
+        def one(key, params, inputs, state):
             step_key = random.fold_in(key, number)
-            state, info = adapted.step(step_key, potential(energy, params), state)
+            model = potential(energy, params, inputs)
+            state, info = adapted.step(step_key, model, state)
             return state, check_info(info)
 
-        states, info = sharded_vmap(one, (0, axes, 0))(keys, params, states)
+        states, info = sharded_vmap(one, (0, axes, 0, 0))(keys, params, inputs, states)
         if log_step is not None and target is not None:
             log_step = adapt_log_step(log_step, info.acceptance.mean(), target)
         return states, accept + info.accept / num_steps, log_step
 
-    states = sharded_vmap(start, (0, axes, 0))(keys, params, x)
+    states = sharded_vmap(start, (0, axes, 0, 0))(keys, params, inputs, x)
     log_step = None if step_size is None else jnp.log(step_size)
     accept = jnp.zeros(len(keys), float_dtype(params))
     carry = (states, accept, log_step)
     states, accept, log_step = jax.lax.fori_loop(0, num_steps, step, carry)
     final_step_size = None if log_step is None else jnp.exp(log_step)
-    return jax.lax.stop_gradient(Moved(states.x, accept, final_step_size))
+    moved = Moved(with_inputs(states.x, inputs), accept, final_step_size)
+    return jax.lax.stop_gradient(moved)
 
 
 def initial_step_size(sampler: Sampler, adapt: bool, params: Params) -> Scalar | None:

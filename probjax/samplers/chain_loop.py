@@ -18,7 +18,17 @@ from probjax.interfaces import Sampler
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
 from probjax.samplers.observers import Observer
-from probjax.types import Array, Energy, Info, Params, PRNGKeyArray, State, check_info
+from probjax.types import (
+    Array,
+    Energy,
+    Info,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    State,
+    check_info,
+    with_inputs,
+)
 
 
 @jax.jit
@@ -36,29 +46,35 @@ class Chains:
     key: PRNGKeyArray
     params: Params
     sampler: Sampler
+    inputs: PyTree = None
+    """Inputs of every chain, leaves `(chain, ...)`; None if the states have none."""
 
-    @property
-    def model(self) -> Potential:
-        """Potential that the chains sample."""
-        return potential(self.energy, self.params)
+    def model(self, inputs: PyTree) -> Potential:
+        """Return the potential that a chain with these inputs samples."""
+        return potential(self.energy, self.params, inputs)
 
     def init(self, x: State) -> Any:
         """Create the sampler's states of all chains at `x`."""
 
-        def one(key, model, x):
+        def one(key, inputs, x):
             # Steps are numbered from 0, so no step has this number.
-            return self.sampler.init(jax.random.fold_in(key, 2**31 - 1), model, x)
+            key = jax.random.fold_in(key, 2**31 - 1)
+            return self.sampler.init(key, self.model(inputs), x)
 
-        return sharded_vmap(one, (0, None, 0))(self._keys(x), self.model, x)
+        return sharded_vmap(one)(self._keys(x), self.inputs, x)
+
+    def rows(self, states: Any) -> State:
+        """Return the states of the model, with their inputs."""
+        return with_inputs(states.x, self.inputs)
 
     def step(self, states: Any, number: Array | int) -> tuple[Any, Info]:
         """Take step `number` with all chains."""
 
-        def one(key, state):
+        def one(key, inputs, state):
             key = random.fold_in(key, number)
-            return _step_of_chain(self.sampler, key, self.model, state)
+            return _step_of_chain(self.sampler, key, self.model(inputs), state)
 
-        return sharded_vmap(one)(self._keys(states), states)
+        return sharded_vmap(one)(self._keys(states), self.inputs, states)
 
     def info_shapes(self, states: Any) -> Info:
         """Return shapes and dtypes of the infos of a step of all chains."""
@@ -108,7 +124,7 @@ def continue_run(
 ) -> RunState:
     """Create the state of a run that continues chains from `states`, without draws."""
     zero = jnp.zeros((), int)
-    accumulator = observer.start(states.x, chains.info_shapes(states))
+    accumulator = observer.start(chains.rows(states), chains.info_shapes(states))
     return RunState(states, step, zero, zero, accumulator)
 
 
@@ -184,7 +200,7 @@ def _observed_step(chains, observer, loop, number, position):
     totals = jax.tree.map(add, loop.totals, info)
     means = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), totals)
     accumulator = observer.add(
-        loop.accumulator, position.draw, states.x, means, position.is_draw
+        loop.accumulator, position.draw, chains.rows(states), means, position.is_draw
     )
     return _LoopState(states, totals, accumulator)
 

@@ -35,8 +35,24 @@ from probjax.samplers.chain_loop import (
     start_run,
 )
 from probjax.samplers.observers import Average, Averaged, Store
-from probjax.trees import as_array, describe_range, describe_shapes, known_values
-from probjax.types import Array, Energy, Info, Params, PRNGKeyArray, PyTree, State
+from probjax.trees import (
+    as_array,
+    describe_range,
+    describe_shapes,
+    first_row,
+    known_values,
+)
+from probjax.types import (
+    Array,
+    Energy,
+    Info,
+    Params,
+    PRNGKeyArray,
+    PyTree,
+    State,
+    map_states,
+    split_inputs,
+)
 
 NO_GRADIENT = (
     "moves are accepted or rejected, which has no gradient; try "
@@ -60,7 +76,7 @@ class Draws(NamedTuple):
     """
 
     x: State
-    """States, leaves `(chain, draw, ...)`."""
+    """States, leaves `(chain, draw, ...)`; a `Conditioned` if the starts are one."""
     info: Any
     """Infos of the steps, leaves `(chain, draw)`: means over the steps since the
     previous draw."""
@@ -129,6 +145,8 @@ class Means(NamedTuple):
     """Number of steps that every chain has taken."""
     running: "Running"
     """Moments of each chain, to which a continued run adds its draws."""
+    inputs: PyTree = None
+    """Inputs of the chains, leaves `(chain, ...)`; None if the states have none."""
 
 
 class Running(NamedTuple):
@@ -162,7 +180,8 @@ def sample(
 
     Args:
         x: starting states with a leading axis of chains; `spread` them over devices to
-            distribute the chains. Or the `Draws` of an earlier run with the same
+            distribute the chains. If they are a `Conditioned`, each chain has inputs of
+            its own. Or the `Draws` of an earlier run with the same
             arguments, to continue it without another warm-up: the new draws are, bit by
             bit, those that the earlier run would have made next.
         num_draws: number of states to store from each chain.
@@ -185,14 +204,14 @@ def sample(
     """
     arguments = dict(locals())
     _check_counts(num_draws, num_warmup, thin)
-    chains = Chains(energy, key, params, sampler)
+    chains = Chains(energy, key, params, sampler, _inputs_of_chains(x))
     observer = Store(_capacity(num_draws) if is_eager((chains, x)) else num_draws)
     if isinstance(x, Draws):
         num_warmup = 0
         begin = partial(continue_run, chains, observer, *_checked_end(chains, x))
     else:
         arguments["x"] = x = _checked_starts(chains, x)
-        begin = partial(start_run, chains, observer, x)
+        begin = partial(start_run, chains, observer, split_inputs(x)[0])
     counts = Counts(num_warmup, num_draws, num_draws, thin)
     job = _job(chains, observer, begin, counts)
     job = job._replace(
@@ -240,7 +259,7 @@ def sample_mean(
     """
     arguments = dict(locals())
     _check_counts(num_draws, num_warmup, thin)
-    chains = Chains(energy, key, params, sampler)
+    chains = Chains(energy, key, params, sampler, _inputs_of_chains(x))
     observer, total = Average(statistic), num_draws
     if isinstance(x, Means):
         num_warmup = 0
@@ -251,7 +270,7 @@ def sample_mean(
         begin = partial(_identity, first)
     else:
         arguments["x"] = x = _checked_starts(chains, x)
-        begin = partial(start_run, chains, observer, x)
+        begin = partial(start_run, chains, observer, split_inputs(x)[0])
     counts = Counts(num_warmup, num_draws, total, thin)
     job = _job(chains, observer, begin, counts)
     return run("sample_mean", arguments, job, watch)
@@ -259,12 +278,13 @@ def sample_mean(
 
 def _job(chains, observer, begin, counts):
     """Describe a run to the driver. It reports and returns means."""
+    inputs = chains.inputs
     return Job(
         begin=begin,
         advance=partial(advance, chains, observer, counts),
         is_over=lambda now: int(now.made) >= int(counts.total),
-        report=lambda now: _means(now) if int(now.made) > 0 else None,
-        finish=lambda now, stopped: _means(now),
+        report=lambda now: _means(now, inputs) if int(now.made) > 0 else None,
+        finish=lambda now, stopped: _means(now, inputs),
         every=1000,
     )
 
@@ -296,7 +316,17 @@ def _checked_starts(chains, x):
     if not holds(is_finite, x):
         raise ValueError("chains must start at finite states, got NaN or infinity in x")
     check_energy(chains.energy, chains.params, x)
-    return chains.sampler.prepare(chains.model, x)
+    model = chains.model(first_row(chains.inputs))
+    return map_states(partial(chains.sampler.prepare, model), x)
+
+
+def _inputs_of_chains(x):
+    """Return the inputs of the chains that start or continue at `x`."""
+    if isinstance(x, Means):
+        return x.inputs
+    if isinstance(x, Draws):
+        return jax.tree.map(lambda leaf: leaf[:, -1], split_inputs(x.x)[1])
+    return jax.tree.map(as_array, split_inputs(x)[1])
 
 
 def _checked_end(chains, before):
@@ -322,7 +352,7 @@ def _checked_end(chains, before):
 @jax.jit
 def _are_terms(chains, x, cached):
     """Whether `cached` are the energies at `x`."""
-    now = jax.vmap(chains.model.terms)(x)
+    now = jax.vmap(lambda inputs, x: chains.model(inputs).terms(x))(chains.inputs, x)
     return jnp.allclose(now, cached, rtol=1e-3, atol=1e-3)
 
 
@@ -369,7 +399,7 @@ def _cut_on_device(stored, first, count):
 
 
 @jax.jit
-def _means(now):
+def _means(now, inputs):
     """Combine the moments of all chains."""
 
     def of_leaf(mean, squares):
@@ -386,7 +416,9 @@ def _means(now):
     mean, stderr, variance = (
         structure.unflatten(part) for part in zip(*parts, strict=True)
     )
-    return Means(mean, stderr, variance, running.info, now.states, now.step, running)
+    return Means(
+        mean, stderr, variance, running.info, now.states, now.step, running, inputs
+    )
 
 
 def _identity(value):

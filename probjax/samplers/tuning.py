@@ -30,7 +30,7 @@ from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver, undifferentiable
 from probjax.samplers.sample import NO_GRADIENT
 from probjax.states import num_sites
-from probjax.trees import float_dtype
+from probjax.trees import first_row, float_dtype
 from probjax.types import (
     Array,
     Data,
@@ -40,6 +40,8 @@ from probjax.types import (
     Scalar,
     State,
     check_info,
+    split_inputs,
+    with_inputs,
 )
 
 NUM_STAGES = 5
@@ -134,7 +136,8 @@ def tune(
         raise ValueError(f"target must be between 0 and 1, got {target}")
     x = as_data(x).x
     check_energy(energy, params, x)
-    x = sampler.prepare(potential(energy, params), x)
+    x, inputs = split_inputs(x)
+    x = sampler.prepare(potential(energy, params, first_row(inputs)), x)
     size, dtype = num_sites(x), float_dtype(x)
     # Stages return arrays of this dtype: a number would compile a second program.
     metric = None
@@ -149,9 +152,9 @@ def tune(
         # metric; in the last, only the step size is adapted to the metric.
         estimated = None if stage == 0 or last else spread
         sampler, x, accept = _stage(
-            stage_key, energy, params, x, sampler, target, count, estimated
+            stage_key, energy, params, inputs, x, sampler, target, count, estimated
         )
-    return Tuned(sampler, x, accept)
+    return Tuned(sampler, with_inputs(x, inputs), accept)
 
 
 def _stage_lengths(num_steps):
@@ -184,10 +187,10 @@ class _Moments(NamedTuple):
     """Variance or covariance, according to `Spread.square`."""
 
 
-@partial(jax.jit, static_argnums=(1, 7))
-def _stage(key, energy, params, x, sampler, target, num_steps, spread):
+@partial(jax.jit, static_argnums=(1, 8))
+def _stage(key, energy, params, inputs, x, sampler, target, num_steps, spread):
     """Run one stage and return the adapted sampler, the states and the acceptance."""
-    model, dtype = potential(energy, params), float_dtype(x)
+    dtype = float_dtype(x)
     first = jnp.log(jnp.asarray(sampler.step_size, dtype))
     keys = jax.random.split(key, num_rows(Data(x)))
 
@@ -195,16 +198,23 @@ def _stage(key, energy, params, x, sampler, target, num_steps, spread):
         states, averaging, moments = carry
         current = sampler.adapted(jnp.exp(averaging.log_step))
         step_keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
-        states, info = jax.vmap(current.step, (0, None, 0))(step_keys, model, states)
+
+        def one(key, inputs, state):
+            return current.step(key, potential(energy, params, inputs), state)
+
+        states, info = jax.vmap(one)(step_keys, inputs, states)
         accept = check_info(info).acceptance.mean()
         averaging = _averaged(first, averaging, accept, target)
         if spread is not None:
             moments = _merged(spread, moments, _moments(spread, states.x))
         return states, averaging, moments
 
+    def start(key, inputs, x):
+        return sampler.init(key, potential(energy, params, inputs), x)
+
     # Steps are numbered from 0, so no step has this number.
     init_keys = jax.vmap(lambda key: jax.random.fold_in(key, 2**31 - 1))(keys)
-    states = jax.vmap(sampler.init, (0, None, 0))(init_keys, model, x)
+    states = jax.vmap(start)(init_keys, inputs, x)
     zero = jnp.zeros((), dtype)
     averaging = _Averaging(zero, zero, first, first, zero)
     moments = ()

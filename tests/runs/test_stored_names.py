@@ -36,7 +36,8 @@ HOLD_FUNCTIONS = """
     objectives.likelihood:MaximumLikelihood objectives.noise_contrastive:NoiseContrast
     objectives.score:DrawnScoreMatching objectives.score:ScoreMatching
     objectives.score:ScoreMatchingBySteps objectives.sparse:Sparse
-    objectives.velocity:MinimumVelocity potential:Conditioned potential:Potential
+    objectives.velocity:MinimumVelocity potential:Conditional potential:Posterior
+    potential:Potential
     runs.checkpoint_files:FileFormat runs.driver:Job runs.driver:Watch
     samplers.chain_loop:Chains samplers.gibbs:HeatBath samplers.hmc:HMC
     samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
