@@ -36,6 +36,7 @@ from probjax import (
     hopfield,
     ising,
     log_likelihood,
+    models,
     natural,
     potts,
     rbm,
@@ -216,6 +217,12 @@ MORE = [
     *(kind() for kind in (natural.LowRank, natural.ConjugateGradient)),
     *(kind() for kind in (natural.PseudoInverse, natural.Robust)),
     natural.Ridge(0.5),
+    models.population.Params(MACHINE.visible_bias, first=3),
+    models.products.Params(MACHINE.visible_bias[:1], ((0, 2),)),
+    models.projections.Params(
+        MACHINE.visible_bias[:1], ((0, 2),), ((0.5, -1.0),), (1.0,)
+    ),
+    models.sums.ChartOfParts((fitting.charts.Positive(), None)),
 ]
 
 
