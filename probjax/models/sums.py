@@ -24,7 +24,7 @@ from probjax.interfaces import Chart
 from probjax.potential import Potential, closed_forms
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
-from probjax.types import Data, Energy, Params, Scalar, State
+from probjax.types import Conditioned, Data, Energy, Params, Scalar, State
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,61 @@ def add(*energies: Energy) -> Energy:
     if not energies or not all(map(callable, energies)):
         raise ValueError(f"energies must be functions, at least one, got {energies}")
     return _Sum(energies)
+
+
+@dataclass(frozen=True)
+class _OfStates:
+    """An energy of plain states, as an energy of states with inputs."""
+
+    energy: Energy
+
+    def __call__(self, params: Params, x: Conditioned) -> Scalar:
+        return self.energy(params, x.x)
+
+    @property
+    def closed_forms(self) -> Mapping[str, Callable]:
+        """Closed forms of the energy, as functions of states with inputs."""
+        lifted = {
+            **dict.fromkeys(("flip_gaps", "mirror_gap", "site_gaps"), _form_of_state),
+            **dict.fromkeys(("flip_gap", "site_gap"), _form_of_site),
+            **dict.fromkeys(("unbounded", "chart"), _form_of_data),
+        }
+        forms = closed_forms(self.energy)
+        same = {n: forms[n] for n in ("couplings", "unnormalisable") if n in forms}
+        return same | {
+            name: partial(lift, forms[name])
+            for name, lift in lifted.items()
+            if name in forms
+        }
+
+
+def ignoring_inputs(energy: Energy) -> Energy:
+    """Return an energy of plain states as one of states with inputs.
+
+    It can be added to energies that read inputs. For example, a model of pairs with
+    fields that depend on a stimulus (Granot-Atedgi et al., 2013) is
+
+        sums.add(sums.ignoring_inputs(ising.energy), stimulus_energy)
+
+    >>> from probjax import ising
+    >>> energy, params = ignoring_inputs(ising.energy), ising.from_matrix([[3.0]])
+    >>> float(energy(params, Conditioned(np.ones(1), inputs=None)))
+    3.0
+    """
+    return _OfStates(energy)
+
+
+def _form_of_state(form, params, row):
+    return form(params, row.x)
+
+
+def _form_of_site(form, params):
+    gap = form(params)
+    return lambda row, site: gap(row.x, site)
+
+
+def _form_of_data(form, params, data):
+    return form(params, data._replace(x=data.x.x))
 
 
 @recipe

@@ -222,6 +222,10 @@ MORE = [
     models.projections.Params(
         MACHINE.visible_bias[:1], ((0, 2),), ((0.5, -1.0),), (1.0,)
     ),
+    models.kinetic_ising.init(2, num_covariates=1),
+    models.kinetic_ising.CentredKinetic(
+        *(models.kinetic_ising.Inputs(MACHINE.visible_bias[None]),) * 2
+    ),
     models.sums.ChartOfParts((fitting.charts.Positive(), None)),
 ]
 

@@ -11,6 +11,7 @@ from probjax.data.spikes.surrogates import moment_matched, rate_matched, shuffle
 from probjax.data.spikes.words import (
     Words,
     choose_units,
+    complete_history,
     drop_silent,
     join,
     words,
@@ -19,6 +20,7 @@ from probjax.data.spikes.words import (
 
 __all__ = [
     "choose_units",
+    "complete_history",
     "dichotomised_gaussian",
     "DichotomisedGaussian",
     "draw_words",

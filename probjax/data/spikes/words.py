@@ -52,6 +52,12 @@ class Words(NamedTuple):
     clipped: np.ndarray
     """Number of ones of each unit that stand for more spikes than `threshold`."""
 
+    @property
+    def bin(self) -> np.ndarray:
+        """Number of each word in its interval, counted from 0."""
+        first = np.searchsorted(self.trial, np.arange(len(self.labels)))
+        return np.arange(len(self.trial)) - first[self.trial]
+
     def describe(self) -> str:
         """Describe the words in a few lines."""
         x = np.asarray(self.x)
@@ -198,6 +204,23 @@ def join(parts: Sequence[Words]) -> Words:
         labels=np.concatenate([part.labels for part in parts]),
         clipped=np.sum([part.clipped for part in parts], axis=0),
     )
+
+
+def complete_history(words: Words, num_lags: int) -> np.ndarray:
+    """Return the rows whose `num_lags` preceding words are of the same interval.
+
+    >>> table = words_from_counts(np.eye(5), trial=[0, 0, 0, 1, 1])
+    >>> complete_history(table, 1).tolist()
+    [1, 2, 4]
+    """
+    check_count("num_lags", num_lags)
+    index = np.flatnonzero(words.bin >= num_lags)
+    if not index.size:
+        raise ValueError(
+            f"an interval must have more than num_lags={num_lags} words, got "
+            f"{words.bin.max() + 1} at most"
+        )
+    return index
 
 
 def choose_units(words: Words, units: Sequence[Any]) -> Words:
