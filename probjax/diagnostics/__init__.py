@@ -11,6 +11,13 @@ from probjax.diagnostics.chains import (
     mcse,
     rhat,
 )
+from probjax.diagnostics.entropy import (
+    Entropy,
+    MultiInformation,
+    estimate_entropy,
+    multi_information,
+)
+from probjax.diagnostics.patterns import Patterns, pattern_frequencies, patterns
 from probjax.diagnostics.summary import Verdict, summary
 from probjax.diagnostics.weights import importance_ess
 
@@ -18,12 +25,19 @@ __all__ = [
     "autocorrelation_time",
     "autocovariance",
     "bfmi",
+    "Entropy",
     "ess",
     "ess_mean",
     "ess_tail",
+    "estimate_entropy",
     "goodness",
     "importance_ess",
     "mcse",
+    "multi_information",
+    "MultiInformation",
+    "pattern_frequencies",
+    "Patterns",
+    "patterns",
     "rhat",
     "summary",
     "Verdict",

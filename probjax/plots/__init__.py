@@ -21,6 +21,7 @@ from probjax.plots.pairwise import couplings, graph
 from probjax.plots.paths import cross_validation, path
 from probjax.plots.runs import autocovariance, convergence
 from probjax.plots.tiles import groupings, images, receptive_fields
+from probjax.plots.words import pattern_frequencies, pattern_ranks, raster
 
 __all__ = [
     "agreement",
@@ -42,8 +43,11 @@ __all__ = [
     "load_pyplot",
     "ORANGE",
     "path",
+    "pattern_frequencies",
+    "pattern_ranks",
     "PINK",
     "population_count",
+    "raster",
     "receptive_fields",
     "recovery",
     "SKY",
