@@ -99,6 +99,12 @@ def sum_at_unit(
     return jnp.sum(jnp.where(inside, found, 0))
 
 
+def counted_rows(data: Data) -> np.ndarray:
+    """Return the rows whose weight is not 0, as an array of NumPy."""
+    x = np.asarray(data.x)
+    return x if data.weights is None else x[np.asarray(data.weights) > 0]
+
+
 def scaling(
     features: Callable[[Any], Float[Array, " feature"]],
     make: Callable[[Array], Params],

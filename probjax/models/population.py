@@ -25,9 +25,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import check_count, is_on_host
+from probjax.checks import check_count
 from probjax.fitting.charts import Affine
-from probjax.models.features import scaling
+from probjax.models.features import counted_rows, scaling
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.types import Array, Data, Float, Scalar
@@ -130,21 +130,27 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(init(2), rows).split(", so")[0]
     '1 of 2 numbers of active units never occur (such as 2)'
     """
-    if not is_on_host(data):
-        return ""
-    x, weights = np.asarray(data.x), data.weights
-    seen = x.sum(1) if weights is None else x[np.asarray(weights) > 0].sum(1)
-    last = params.first + len(params.values) - 1
-    seen = np.minimum(seen, last)
-    missing = np.setdiff1d(np.arange(params.first, last + 1), seen)
+    missing = params.first + np.flatnonzero(unbounded_entries(params, data).values)
     if not missing.size:
         return ""
-    most = int(seen.max())
+    most = int(counted_rows(data).sum(1).max())
     advice = f"; try last={most}" if missing[-1] > most >= params.first else ""
     return (
         f"{missing.size} of {len(params.values)} numbers of active units never occur "
         f"(such as {missing[-1]}), so their values have no finite estimate{advice}"
     )
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each number of active units never occurs in the data.
+
+    >>> rows = Data(np.array([[0.0, 1.0], [0.0, 0.0]]))
+    >>> unbounded_entries(init(2), rows).values.tolist()
+    [False, True]
+    """
+    numbers = params.first + np.arange(len(params.values))
+    seen = np.minimum(counted_rows(data).sum(1), numbers[-1])
+    return Params(~np.isin(numbers, seen), params.first)  # pyright: ignore
 
 
 def data_chart(params: Params, data: Data) -> Affine:
@@ -169,6 +175,7 @@ def _values_are_fields(params):
     flip_gap=flip_gap,
     mirror_gap=mirror_gap,
     unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
     chart=data_chart,
     couplings=_values_are_fields,
 )

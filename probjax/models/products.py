@@ -15,12 +15,13 @@ from itertools import combinations
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import check_count, is_on_host
+from probjax.checks import check_count
 from probjax.fitting.charts import Affine
 from probjax.models.features import (
     Subsets,
     as_subsets,
     check_subsets,
+    counted_rows,
     padded,
     scaling,
     sum_at_unit,
@@ -109,20 +110,26 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(init([(0, 1), (1, 2)]), rows).split(", so")[0]
     '1 of 2 subsets of units are never on together (such as units 1, 2)'
     """
-    if not is_on_host(data):
-        return ""
-    x, weights = np.asarray(data.x) == 1, data.weights
-    x = x if weights is None else x[np.asarray(weights) > 0]
-    never = [
-        k for k, subset in enumerate(params.subsets) if not x[:, subset].all(1).any()
-    ]
-    if not never:
+    never = np.flatnonzero(unbounded_entries(params, data).coupling)
+    if not never.size:
         return ""
     units = ", ".join(map(str, params.subsets[never[0]]))
     return (
-        f"{len(never)} of {len(params.subsets)} subsets of units are never on together "
+        f"{never.size} of {len(params.subsets)} subsets of units are never on together "
         f"(such as units {units}), so their couplings have no finite estimate"
     )
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each product is 0 in all rows of the data.
+
+    >>> rows = Data(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> unbounded_entries(init([(0, 1), (1, 2)]), rows).coupling.tolist()
+    [False, True]
+    """
+    x = counted_rows(data) == 1
+    never = [not x[:, subset].all(1).any() for subset in params.subsets]
+    return Params(np.array(never), params.subsets)  # pyright: ignore
 
 
 def data_chart(params: Params, data: Data) -> Affine:
@@ -142,6 +149,7 @@ def _all_are_couplings(params):
     flip_gaps=flip_gaps,
     flip_gap=flip_gap,
     unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
     chart=data_chart,
     couplings=_all_are_couplings,
 )

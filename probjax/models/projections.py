@@ -16,18 +16,19 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import check_count, is_on_host
+from probjax.checks import check_count
 from probjax.fitting.charts import Affine
 from probjax.models.features import (
     Subsets,
     check_subsets,
+    counted_rows,
     padded,
     scaling,
     sum_at_unit,
     sum_over_units,
 )
 from probjax.potential import closed_form
-from probjax.random import generator
+from probjax.random import numpy_generator
 from probjax.recipe import recipe, static
 from probjax.types import Array, Data, Float, PRNGKeyArray, Scalar
 
@@ -79,7 +80,7 @@ def init(
         raise ValueError(
             f"num_units must not exceed the {size} units of a state, got {num_units}"
         )
-    random = generator(key)
+    random = numpy_generator(key)
     subsets = [
         tuple(sorted(random.choice(size, num_units, replace=False).tolist()))
         for _ in range(num_projections)
@@ -145,38 +146,50 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(params, Data(np.zeros((5, 3)))).split(", so")[0]
     '1 of 1 projections never change (such as number 0)'
     """
-    if not is_on_host(data):
-        return ""
-    x, weights = np.asarray(data.x), data.weights
-    x = x if weights is None else x[np.asarray(weights) > 0]
-    parts = zip(params.subsets, params.weights, params.thresholds, strict=True)
-    on = [np.mean(x[:, units] @ np.array(w) > theta) for units, w, theta in parts]
-    constant = [k for k, share in enumerate(on) if share in (0, 1)]
-    if not constant:
+    constant = np.flatnonzero(unbounded_entries(params, data).coupling)
+    if not constant.size:
         return ""
     return (
-        f"{len(constant)} of {len(on)} projections never change (such as number "
-        f"{constant[0]}), so their couplings have no finite estimate"
+        f"{constant.size} of {len(params.subsets)} projections never change (such as "
+        f"number {constant[0]}), so their couplings have no finite estimate"
     )
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each projection is constant in the data.
+
+    >>> params = Params(np.zeros(2), ((0, 2), (1,)), ((1.0, -1.0), (1.0,)), (0.5, 0.5))
+    >>> unbounded_entries(params, Data(np.eye(3)[:2])).coupling.tolist()
+    [False, False]
+    """
+    x = counted_rows(data)
+    parts = zip(params.subsets, params.weights, params.thresholds, strict=True)
+    on = [np.mean(x[:, units] @ np.array(w) > theta) for units, w, theta in parts]
+    constant = np.isin(on, (0, 1))
+    return Params(constant, *_projections(params))  # pyright: ignore
 
 
 def data_chart(params: Params, data: Data) -> Affine:
     """Return coordinates in units of the standard deviation of each projection."""
-    projections = params.subsets, params.weights, params.thresholds
+    projections = _projections(params)
     return scaling(
         lambda x: features(params, x), lambda scale: Params(scale, *projections), data
     )
 
 
 def _all_are_couplings(params):
-    projections = params.subsets, params.weights, params.thresholds
-    return Params(1.0, *projections)  # pyright: ignore[reportArgumentType]
+    return Params(1.0, *_projections(params))  # pyright: ignore[reportArgumentType]
+
+
+def _projections(params):
+    return params.subsets, params.weights, params.thresholds
 
 
 @closed_form(
     flip_gaps=flip_gaps,
     flip_gap=flip_gap,
     unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
     chart=data_chart,
     couplings=_all_are_couplings,
 )

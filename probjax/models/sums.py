@@ -84,7 +84,7 @@ class _OfStates:
         lifted = {
             **dict.fromkeys(("flip_gaps", "mirror_gap", "site_gaps"), _form_of_state),
             **dict.fromkeys(("flip_gap", "site_gap"), _form_of_site),
-            **dict.fromkeys(("unbounded", "chart"), _form_of_data),
+            **dict.fromkeys(("unbounded", "unbounded_entries", "chart"), _form_of_data),
         }
         forms = closed_forms(self.energy)
         same = {n: forms[n] for n in ("couplings", "unnormalisable") if n in forms}
@@ -196,6 +196,11 @@ def _unbounded(total, params, data: Data) -> str:
     return "; ".join(filter(None, (form(p, data) for form, p in parts if form)))
 
 
+def _unbounded_entries(total, params, data: Data):
+    parts = _forms(total, "unbounded_entries", params)
+    return tuple(form(p, data) if form else jax.tree.map(_no, p) for form, p in parts)
+
+
 def _unnormalisable(total, params) -> str:
     """Why no part confines the states; "" if a part may do so."""
     parts = _forms(total, "unnormalisable", params)
@@ -217,6 +222,10 @@ def _one(leaf):
     return 1.0
 
 
+def _no(leaf):
+    return np.zeros(np.shape(leaf), bool)
+
+
 FORMS = {
     "flip_gaps": _flip_gaps,
     "mirror_gap": _mirror_gap,
@@ -224,6 +233,7 @@ FORMS = {
     "site_gaps": _site_gaps,
     "site_gap": _site_gap,
     "unbounded": _unbounded,
+    "unbounded_entries": _unbounded_entries,
     "unnormalisable": _unnormalisable,
     "chart": _chart,
     "couplings": _couplings,

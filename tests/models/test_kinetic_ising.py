@@ -380,6 +380,10 @@ def test_estimates_without_a_finite_value_are_reported():
     follows = np.array([0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 0])
     x = np.c_[follows, np.r_[0, follows[:-1]]]
     assert "units 0 and 1 lack one of their four joint states (1 of 4" in report(x)
+    rows = Data(kinetic_ising.rows(words_from_counts(x)))
+    found = kinetic_ising.model.unbounded_entries(kinetic_ising.init(2), rows)
+    assert_array_equal(found.coupling[0], [[False, False], [True, False]])
+    assert_array_equal(found.field, [False, True])
 
 
 WORDS, COLUMN, UPDATED = table()

@@ -274,6 +274,12 @@ def test_estimates_without_a_finite_value_are_reported():
         "no finite estimate; try last=2; 2 of 3 subsets of units are never on together "
         "(such as units 1, 2), so their couplings have no finite estimate"
     )
+    energy = sums.add(population.energy, products.energy, plain_energy)
+    entries = closed_forms(energy)["unbounded_entries"]
+    found = entries((*params, random_ising(0, SIZE)), rows)
+    assert found[0].values.tolist() == [False, False, True, True]
+    assert found[1].coupling.tolist() == [False, True, True]
+    assert not found[2].coupling.any()
     assert population.unbounded(population.init(SIZE, last=2), rows) == ""
     weighted = rows._replace(weights=np.array([0.0, 1, 1]))
     assert "try last=1" in population.unbounded(population.init(SIZE, last=2), weighted)

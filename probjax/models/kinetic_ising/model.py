@@ -23,13 +23,13 @@ Reference: Roudi and Hertz, PRL 106, 048702 (2011); Zeng, Alava, Aurell, Hertz a
 Roudi, PRL 110, 210601 (2013), for asynchronous updates.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import is_on_host
 from probjax.models.checks import check_size
 from probjax.models.kinetic_ising.centring import data_chart
 from probjax.models.kinetic_ising.parameters import Inputs, Params, drive
@@ -96,23 +96,14 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(init(2), Data(rows(words))).split(", so")[0]
     'units 0 and 0 lack one of their four joint states (4 of 4 such couplings)'
     """
-    if not is_on_host(data):
-        return ""
-    row, weights = jax.tree.map(np.asarray, (data.x, data.weights))
-    counted = np.ones(len(row.x)) if weights is None else weights > 0
-    x, past = counted[:, None] * row.x, row.inputs.past
-    on = x.sum(0)
-    constant = np.flatnonzero((on == 0) | (on == counted.sum()))
-    if constant.size:
+    missing = _missing_states(data)
+    units = np.flatnonzero(_is_constant(missing))
+    if units.size:
         return (
-            f"{constant.size} of {len(on)} units never change (such as unit "
-            f"{constant[0]}), so their fields have no finite estimate"
+            f"{units.size} of {len(params.field)} units never change (such as unit "
+            f"{units[0]}), so their fields have no finite estimate"
         )
-    both = np.einsum("ri,rlj->lij", x, past)
-    before = np.einsum("r,rlj->lj", counted, past)[:, None]
-    states = [both, before - both, on[:, None] - both]
-    states.append(counted.sum() - sum(states))
-    missing = np.any([state == 0 for state in states], axis=0)
+    missing = missing.any(0)
     if not missing.any():
         return ""
     _, unit, source = np.argwhere(missing)[0]
@@ -121,6 +112,47 @@ def unbounded(params: Params, data: Data) -> str:
         f"({missing.sum()} of {missing.size} such couplings), so their couplings have "
         "no finite estimate"
     )
+
+
+def unbounded_entries(params: Params, data: Data) -> Params:
+    """Whether each field and coupling has no finite estimate, see `unbounded`.
+
+    A field is the log odds after silence. So it has none if the unit is never on, or
+    never off, while another unit was silent.
+
+    >>> from probjax.data.spikes import words_from_counts
+    >>> from probjax.models.kinetic_ising import init, rows
+    >>> words = words_from_counts([[0, 1], [1, 1], [0, 1], [1, 1], [0, 0], [0, 1]])
+    >>> unbounded_entries(init(2), Data(rows(words))).coupling[0].tolist()
+    [[True, True], [True, True]]
+    """
+    missing = _missing_states(data)
+    found = jax.tree.map(lambda leaf: np.zeros(leaf.shape, bool), params)
+    return dataclasses.replace(
+        found,
+        field=_is_constant(missing) | missing[2:].any((0, 1, 3)),
+        coupling=missing.any(0),
+    )
+
+
+def _missing_states(data):
+    """Whether each joint state never occurs, `(state, lag, unit, source)`.
+
+    The states of source and unit are on and on, on and off, off and on, off and off.
+    """
+    row, weights = jax.tree.map(np.asarray, (data.x, data.weights))
+    counted = np.ones(len(row.x)) if weights is None else (weights > 0).astype(float)
+    past, on = row.inputs.past, (counted[:, None] * row.x).sum(0)
+    both = np.einsum("r,ri,rlj->lij", counted, row.x, past)
+    before = np.einsum("r,rlj->lj", counted, past)[:, None]
+    states = [both, before - both, on[:, None] - both]
+    return np.stack([*states, counted.sum() - sum(states)]) == 0
+
+
+def _is_constant(missing):
+    """Whether each unit is never on, or never off."""
+    never_on, never_off = missing[0] & missing[2], missing[1] & missing[3]
+    return (never_on | never_off).any((0, 2))
 
 
 def _couplings_only(params):
@@ -132,6 +164,7 @@ def _couplings_only(params):
     flip_gaps=flip_gaps,
     flip_gap=flip_gap,
     unbounded=unbounded,
+    unbounded_entries=unbounded_entries,
     chart=data_chart,
     couplings=_couplings_only,
 )
