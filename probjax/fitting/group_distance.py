@@ -13,8 +13,9 @@ F is the covariance over rows of data. In some directions the model varies far m
 the data, for example if a chain is in a state in which most bits are on, and the errors
 of a few groups then dominate all products. With C the covariance of the mean of the
 groups, F is replaced by F + rows C along the directions in which rows C is more than
-twice as large, relative to F, as in the median direction of the groups. These
-directions then count less, as much as the chains determine them.
+twice as large, relative to F, as in the median direction of the groups. In place of the
+distance along these directions, which the chains do not determine, d^2 contains their
+share of the trace of rows F^-1 C: the point was found by chains of the same kind.
 """
 
 import jax.numpy as jnp
@@ -54,7 +55,8 @@ def group_distance(
         products.sum() - 2 * of_group + own, jnp.trace(products) - own, count - 1
     )
     spread = jnp.sum((without - without.mean()) ** 2)
-    return everything, jnp.sqrt((count - 1) / count * spread)
+    unresolved = excess.sum() / num_directions
+    return everything + unresolved, jnp.sqrt((count - 1) / count * spread)
 
 
 def _mean_of_pairs(total, diagonal, count):

@@ -41,7 +41,7 @@ ADAM_RATE, ADAM_DECAY = 0.02, 1000.0
 MAX_STEPS = 10_000
 """Largest number of steps of a fit by default."""
 FIRST_STAGE = 250
-_LEAST_HOLD, _HOLD_SHARE = 50, 4
+_LEAST_HOLD, _HOLD_SHARE = 50, 2
 # Share of a hold before the gradients count, in which chains adjust to the parameters.
 _SETTLING_SHARE = 5
 # Chains that remember more than this of the first half of a hold do not move enough.
