@@ -62,6 +62,16 @@ class ForwardingObjective(Objective):
         return self.objective.couples_rows
 
     @property
+    def num_groups(self) -> int:
+        return self.objective.num_groups
+
+    def groups(self, shared: PyTree) -> tuple[PyTree, PyTree]:
+        return self.objective.groups(shared)
+
+    def num_letters(self) -> int | None:
+        return self.objective.num_letters()
+
+    @property
     def energy(self) -> Energy | None:
         return self.objective.energy
 
@@ -109,6 +119,9 @@ class ForwardingSampler(Sampler):
 
     def num_letters(self) -> int | None:
         return self.sampler.num_letters()
+
+    def mean_gap(self, potential: Potential, x: State) -> Scalar | None:
+        return self.sampler.mean_gap(potential, x)
 
     @property
     def resumable(self) -> bool:

@@ -153,6 +153,28 @@ class Objective(ABC):
         """Whether the value of a row depends on other rows."""
         return False
 
+    @property
+    def num_groups(self) -> int:
+        """Number of independent groups of states of the model that `rest` averages.
+
+        If it is above 0, `refresh` moves these states before every evaluation of the
+        loss, and `groups` splits them. 0, the default, if `rest` is not sampled.
+        """
+        return 0
+
+    def groups(self, shared: PyTree) -> tuple[PyTree, PyTree]:
+        """Split `Context.shared` into `num_groups` groups; only called if there are any.
+
+        Returns:
+            The shared contexts of all groups, and their axes of groups as `in_axes` of
+            `vmap`. The mean over groups of `rest` must be `rest`.
+        """
+        return shared, None
+
+    def num_letters(self) -> int | None:
+        """Return the number of letters of a site, 2 for bits; None if not known."""
+        return None
+
     energy: Any = None
     """Energy of the model, whose closed forms the next three members return by default;
     None if the objective does not have one."""
@@ -251,6 +273,16 @@ class Sampler(ABC):
     def num_letters(self) -> int | None:
         """Return the number of letters of a site; by default 2 for bits, else None."""
         return 2 if self.domain == "bits" else None
+
+    def mean_gap(self, potential: Potential, x: State) -> Scalar | None:
+        """Compute the mean of E(x) - E(x') if one site is redrawn, summed over sites.
+
+        The probabilities of x' given the other sites are constant in derivatives. The
+        gradient of the result in the parameters has a mean of 0 over the model, so that
+        it reduces the variance of gradients. None if the sampler does not redraw single
+        sites.
+        """
+        return None
 
     @property
     def resumable(self) -> bool:

@@ -25,16 +25,24 @@ from probjax.checks import (
 )
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows
+from probjax.fitting.dependence import depends_on_first
+from probjax.fitting.distance import RowSample
 from probjax.fitting.loss import default_chunk_size
+from probjax.fitting.metric import metric_of
 from probjax.fitting.minibatches import rows_per_round
 from probjax.fitting.out_of_core import check_out_of_core, prepared_block
-from probjax.fitting.plan import RoundsPlan, rough_in_chart
+from probjax.fitting.plan import (
+    RoundsPlan,
+    coordinates_of,
+    is_stochastic,
+    rough_in_chart,
+)
 from probjax.fitting.result import warn_of_unbounded
 from probjax.fitting.stopping import StoppingRule
-from probjax.interfaces import Chart, Objective, Penalty
+from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.objectives.penalty import BIAS_PRIOR
 from probjax.potential import check_precision
-from probjax.trees import cast_floats, float_dtype
+from probjax.trees import cast_floats, first_row, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree
 
 # Weights with a sum up to 1, but for rounding, are probabilities, and not counts.
@@ -72,6 +80,8 @@ def validated(
     # While weights are Python numbers, because traced weights are not known to be 0.
     rough = rough_in_chart(penalty, chart, params)
     plan = dataclasses.replace(plan, chart=chart, rough=rough)
+    if plan.objective.num_groups:
+        plan = _with_states_of_model(plan, params, first, _total_rows(rows))
     # All numbers have one dtype, so that Python numbers and arrays share one program.
     plan = cast_floats(dtype, plan)
     plan = dataclasses.replace(
@@ -79,7 +89,52 @@ def validated(
         chunk_size=plan.chunk_size or default_chunk_size(first),
         rows_per_round=_rows_per_round(plan, first),
     )
+    if plan.is_linear and is_stochastic(plan):
+        plan = dataclasses.replace(plan, metric=_metric(key, plan, params, rows))
     return plan, params, rows
+
+
+def _with_states_of_model(plan, params, data, total_rows):
+    """Complete the plan of a sampled loss, which may be linear over rows."""
+    objective, key = plan.objective, jax.random.key(0)
+    context = jax.eval_shape(objective.init, key, params, data)
+    # What is stored for a row may change from step to step.
+    stores_nothing = not jax.tree.leaves(context.rows)
+    is_linear = stores_nothing and not has_statistic(objective, params, data.x)
+    if is_linear:
+        x, rows = jax.eval_shape(first_row, (data.x, context.rows))
+        is_linear = not depends_on_first(jax.grad(objective.row), params, x, rows)
+    batch_size = None if is_linear else plan.batch_size
+    return dataclasses.replace(
+        plan, is_linear=is_linear, batch_size=batch_size, total_rows=total_rows
+    )
+
+
+def _metric(key, plan, params, rows):
+    """Estimate the metric of stochastic approximation at the initial parameters."""
+    if isinstance(rows, Surveyed):
+        return _metric_of_sample(rows.source.decode, key, plan, params, rows.sample)
+    return _metric_of_rows(key, plan, params, rows)
+
+
+@jax.jit
+def _metric_of_rows(key, plan, params, data):
+    coordinates = coordinates_of(plan, params)
+    return metric_of(
+        key,
+        plan.objective,
+        plan.penalty,
+        coordinates.params,
+        coordinates.point(params),
+        RowSample(data, (), plan.total_rows),
+        is_dense=True,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _metric_of_sample(decode, key, plan, params, sample):
+    data = prepared_block(plan.objective, params, decode, sample)
+    return _metric_of_rows(key, plan, params, data)
 
 
 def resolved_penalty(
@@ -249,7 +304,7 @@ def _check_method(plan):
             f"optimizer must be an optax optimizer, got {optimizer!r}; try "
             "optax.adam(1e-3)"
         )
-    if plan.batch_size is not None and optimizer is None:
+    if plan.batch_size is not None and optimizer is None and not is_stochastic(plan):
         raise ValueError(
             "batch_size needs a first-order optimizer, because the line searches of "
             f"L-BFGS need a fixed loss, got batch_size={plan.batch_size} and "
@@ -257,6 +312,11 @@ def _check_method(plan):
         )
     if penalty is not None and not penalty.smooth:
         _check_proximal(penalty, optimizer)
+        if plan.objective.num_groups:
+            raise ValueError(
+                f"penalty must be smooth for a likelihood by sampling, got {penalty}; "
+                "try L2"
+            )
 
 
 def _check_proximal(penalty, optimizer):
@@ -287,7 +347,8 @@ def _check_rounds(plan, data):
             "masked data need several rounds, because missing entries are imputed once "
             "per round; try num_rounds=20"
         )
-    if plan.optimizer is None and not plan.objective.has_value:
+    has_value = plan.objective.has_value or is_stochastic(plan)
+    if plan.optimizer is None and not has_value:
         name = type(plan.objective).__name__
         raise ValueError(
             f"{name} needs many rounds: it compares the rows with states of the model "

@@ -34,6 +34,7 @@ from probjax.fitting.rounds import (
     run_rounds,
     start_compiled,
 )
+from probjax.fitting.stochastic import MAX_STEPS
 from probjax.fitting.stopping import GradientNorm, StandardErrors, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
@@ -61,7 +62,7 @@ def fit(
     chart: Chart | None = None,
     stop: StoppingRule | None = None,
     num_rounds: int = 1,
-    steps_per_round: int = 2000,
+    steps_per_round: int | None = None,
     batch_size: int | None = None,
     chunk_size: int | None = None,
     watch: Watch | None = None,
@@ -133,9 +134,14 @@ def fit(
     """
     arguments = dict(locals())
     check_interface("objective", objective, Objective, "MPF(energy)")
-    if stop is None:
+    is_stochastic = optimizer is None and objective.num_groups > 0
+    if stop is None and is_stochastic:
+        stop = StandardErrors(0.3)
+    elif stop is None:
         converges = optimizer is None and objective.has_value
         stop = StandardErrors() if converges else GradientNorm()
+    if steps_per_round is None:
+        steps_per_round = MAX_STEPS if is_stochastic else 2000
     plan = RoundsPlan(
         objective=objective,
         penalty=penalty,
@@ -171,7 +177,8 @@ def fit_job(
     """
     plan, params, rows = validated(key, plan, params, data)
     final = {"params": params, "data": rows, **vars(plan)}
-    del final["rows_per_round"], final["rough"]
+    for derived in ("rows_per_round", "rough", "is_linear", "metric", "total_rows"):
+        del final[derived]
     if isinstance(rows, Surveyed):
         start, advance = out_of_core_run(plan, key, params, rows)
         is_saved = watch is not None and watch.checkpoint is not None

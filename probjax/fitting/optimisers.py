@@ -7,6 +7,7 @@ complete a line search, so that fits in a batch under `vmap` do not wait for the
 searches of the others.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,6 +30,10 @@ class Problem(NamedTuple):
     """Rows over which the loss is computed; None if they are not all in memory."""
     to_params: Callable[[PyTree], PyTree] | None = None
     """Map from a point to parameters; None without a chart."""
+    groups: Array | None = None
+    """Gradients of the loss from independent groups of chains; None without chains."""
+    metric: Callable[[PyTree], Any] | None = None
+    """Function that estimates the `Metric` at a point; None without chains."""
 
 
 class DescentMethod(ABC):
@@ -52,6 +57,13 @@ class DescentMethod(ABC):
         self, problem: Problem, state: Any, value: Scalar, gradient: PyTree
     ) -> Any:
         """Return the next state, given the loss and its gradient at that point."""
+
+    def distance(self, state: Any) -> Scalar | float:
+        """Return the distance from the minimum that the method measured itself.
+
+        It is in standard errors, and infinite, the default, if it is not known.
+        """
+        return math.inf
 
 
 class OptaxState(NamedTuple):

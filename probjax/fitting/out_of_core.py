@@ -23,24 +23,30 @@ import numpy as np
 
 from probjax.data.blocks import Block, Surveyed, same_blocks
 from probjax.devices import put_rows
-from probjax.fitting.distance import RowSample
+from probjax.fitting.distance import RowSample, row_sample
+from probjax.fitting.evaluation import (
+    chart_inverse,
+    evaluate,
+    evaluate_with,
+    linear_loss,
+    moved_states,
+    with_metric,
+)
 from probjax.fitting.loss import empty_total, loss_over_rows, merged
 from probjax.fitting.optimisers import Problem
 from probjax.fitting.plan import (
     RoundsPlan,
-    chart_inverse,
     coordinates_of,
     has_distance,
-    make_problem,
-    total_loss,
+    is_stochastic,
 )
 from probjax.fitting.rounds import (
-    Evaluated,
     Run,
     begin_round,
     finish_piece,
     is_over_on_host,
     start,
+    step_key,
     tell,
 )
 from probjax.interfaces import Objective, has_statistic
@@ -60,9 +66,17 @@ def out_of_core_run(
 
     def evaluate_once(run):
         if plan.batch_size is None:
-            return _evaluate_blocks(plan, params, rows, run)
+            return _evaluate_blocks(plan, key, params, rows, run)
         batch = batches.read(int(run.step))
-        return _evaluate_batch(decode, plan, run, params, first, batch)
+        parts = (first, rows.sample, batch)
+        return _evaluate_batch(decode, plan, key, run, params, parts)
+
+    def begin():
+        run = _start(decode, plan, key, params, first)
+        if not plan.is_linear:
+            return run
+        _, gradient, _ = _add_blocks(plan, rows, run.params, run.context)
+        return run._replace(row_gradient=gradient)
 
     def advance(run, limit):
         while not (is_over_on_host(plan, run) or int(run.step) >= limit):
@@ -71,7 +85,7 @@ def out_of_core_run(
             run = evaluate_once(run)
         return run
 
-    return partial(_start, decode, plan, key, params, first), advance
+    return begin, advance
 
 
 def prepared_block(
@@ -133,18 +147,26 @@ def _without_batches(plan: RoundsPlan) -> RoundsPlan:
     return dataclasses.replace(plan, batch_size=None, rows_per_round=None)
 
 
-def _evaluate_blocks(plan, params, rows, run):
+def _evaluate_blocks(plan, key, params, rows, run):
     """Evaluate the loss on all blocks, and continue with the optimisation."""
-    decode = rows.source.decode
-    point = _asked_params(plan, run, params)
-    total = empty_total(point, float_dtype(point))
+    decode, total = rows.source.decode, None
+    if run.row_gradient is None:
+        point = _asked_params(plan, run, params)
+        total = _add_blocks(plan, rows, point, run.context)
+    parts = (rows.first, rows.sample, np.float64(sum(rows.weights)))
+    return _tell_total(decode, plan, key, run, params, parts, total)
+
+
+def _add_blocks(plan, rows, params, context):
+    """Compute the total of all blocks."""
+    total = empty_total(params, float_dtype(params))
     for block in same_blocks(rows):
         on_device = put_rows(block)
-        before, total = total, _add(decode, plan, point, run.context, on_device, total)
+        args = (plan, params, context, on_device, total)
+        before, total = total, _add(rows.source.decode, *args)
         # Wait for the previous block, so that at most two are in memory.
         jax.block_until_ready(before)
-    parts = (rows.first, rows.sample, np.float64(sum(rows.weights)))
-    return _tell_total(decode, plan, run, params, parts, total)
+    return total
 
 
 @jax.jit
@@ -165,25 +187,33 @@ def _add(decode, plan, params, context, block, total):
 
 
 @partial(jax.jit, static_argnums=0)
-def _tell_total(decode, plan, run, params, parts, total):
+def _tell_total(decode, plan, key, run, params, parts, total):
     """Return the run after an evaluation of the loss on all blocks.
 
     Args:
         parts: first block, sample of the rows of all blocks, and their total weight.
+        total: total of all blocks; None if the loss over rows is linear.
     """
     first, sample, weight = parts
     coordinates = coordinates_of(plan, params)
-    point = coordinates.method.ask(run.method)
-    shared = run.context.shared
-    value, gradient = total_loss(plan, coordinates, shared, point, lambda _: total[:2])
-    problem = Problem(_refuse_line_search, None, chart_inverse(plan, coordinates))
+    point, key = coordinates.method.ask(run.method), step_key(key, run)
     data = prepared_block(plan.objective, params, decode, first)
+    context = moved_states(plan, coordinates, key, point, data, run.context)
+    problem = Problem(_refuse_line_search, None, chart_inverse(plan, coordinates))
+
+    def over_rows(params):
+        if total is None:
+            return linear_loss(run.row_gradient, params)
+        return total[:2]
+
+    found = evaluate_with(plan, coordinates, problem, context, point, over_rows)
     rows = None
-    if has_distance(plan):
+    if has_distance(plan) or is_stochastic(plan):
         rows = prepared_block(plan.objective, params, decode, sample)
-        rows = RowSample(rows, run.context.rows, jnp.asarray(weight, value.dtype))
-    evaluated = Evaluated(problem, value, gradient)
-    run = tell(plan, coordinates, run, data, rows, evaluated)
+        rows = RowSample(rows, context.rows, jnp.asarray(weight, found.value.dtype))
+    if is_stochastic(plan):
+        found, rows = with_metric(plan, coordinates, key, rows, found), None
+    run = tell(plan, coordinates, run._replace(context=context), data, rows, found)
     return finish_piece(coordinates, run)
 
 
@@ -266,14 +296,23 @@ def _joined(first, second):
 
 
 @partial(jax.jit, static_argnums=0)
-def _evaluate_batch(decode, plan, run, params, first, x):
-    """Return the run after an evaluation of the loss on one minibatch."""
+def _evaluate_batch(decode, plan, key, run, params, parts):
+    """Return the run after an evaluation of the loss on one minibatch.
+
+    Args:
+        parts: first block, sample of the rows of all blocks, and states of the batch.
+    """
+    first, sample, x = parts
     coordinates = coordinates_of(plan, params)
     # Rows were selected in proportion to their weights, so that they count equally.
     batch = prepared_block(plan.objective, params, decode, Data(x))
-    problem, evaluate = make_problem(plan, coordinates, batch, run.context)
-    value, gradient = evaluate(coordinates.method.ask(run.method))
+    point, key = coordinates.method.ask(run.method), step_key(key, run)
+    context = moved_states(plan, coordinates, key, point, batch, run.context)
+    found = evaluate(plan, coordinates, batch, context, point)
+    if is_stochastic(plan):
+        rows = prepared_block(plan.objective, params, decode, sample)
+        rows = row_sample(rows, context.rows)
+        found = with_metric(plan, coordinates, key, rows, found)
     data = prepared_block(plan.objective, params, decode, first)
-    evaluated = Evaluated(problem, value, gradient)
-    run = tell(plan, coordinates, run, data, None, evaluated)
+    run = tell(plan, coordinates, run._replace(context=context), data, None, found)
     return finish_piece(coordinates, run)

@@ -1,8 +1,7 @@
-"""Plan of a fit: its arguments, its coordinates, and the loss in these coordinates.
+"""Plan of a fit: its arguments, its coordinates, and its optimisation method.
 
 A point is what an optimisation method moves: the parameters, or their coordinates in a
-chart, as a tree or as one flat vector. The gradient of the loss with respect to a point
-is that with respect to the parameters, pulled back through the chart.
+chart, as a tree or as one flat vector.
 """
 
 from collections.abc import Callable
@@ -14,14 +13,14 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.fitting.lbfgs import QuasiNewton
-from probjax.fitting.loss import loss_over_rows
-from probjax.fitting.optimisers import Optax, Problem
+from probjax.fitting.metric import Metric
+from probjax.fitting.optimisers import Optax
 from probjax.fitting.proximal import Proximal
+from probjax.fitting.stochastic import StochasticApproximation
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.recipe import recipe, static
-from probjax.trees import float_dtype, scaled
-from probjax.types import Array, Context, Data, Params, PyTree, Scalar
+from probjax.types import Array, Params, PyTree, Scalar
 
 
 @recipe
@@ -41,12 +40,24 @@ class RoundsPlan:
     """Number of rows that a round visits in minibatches; None without minibatches."""
     rough: Penalty | None = None
     """Part of the penalty that is not smooth, as a function of the coordinates."""
+    is_linear: bool = static(default=False)
+    """Whether the loss is sampled and its gradient over rows is the same for all
+    parameters, so that it is computed once."""
+    metric: Metric | None = None
+    """Metric of the steps of stochastic approximation, if the loss is linear."""
+    total_rows: Scalar | float = 1.0
+    """Number of rows, or their total weight; only used by stochastic approximation."""
+
+
+def is_stochastic(plan: RoundsPlan) -> bool:
+    """Whether the fit descends by stochastic approximation."""
+    return plan.optimizer is None and plan.objective.num_groups > 0
 
 
 def has_distance(plan: RoundsPlan) -> bool:
     """Whether the distance from the minimum is computed in every step."""
     applies = plan.optimizer is None and plan.batch_size is None
-    return applies and plan.stop.needs_distance
+    return applies and plan.stop.needs_distance and not is_stochastic(plan)
 
 
 class Coordinates(NamedTuple):
@@ -79,8 +90,15 @@ def coordinates_of(plan: RoundsPlan, params: Params) -> Coordinates:
     if plan.optimizer is not None:
         return Coordinates(Optax(plan.optimizer), forward, inverse)
     unravel = ravel_pytree(forward(params))[1]
-    method = QuasiNewton()
-    if plan.rough is not None:
+    method: Any = QuasiNewton()
+    if is_stochastic(plan):
+        method = StochasticApproximation(
+            metric=plan.metric,
+            num_rows=plan.total_rows,
+            max_steps=plan.steps_per_round,
+            num_groups=plan.objective.num_groups,
+        )
+    elif plan.rough is not None:
         method = Proximal(plan.rough, unravel)
     return Coordinates(
         method,
@@ -106,58 +124,3 @@ def rough_in_chart(
 
 def _identity(params):
     return params
-
-
-def make_problem(
-    plan: RoundsPlan, coordinates: Coordinates, data: Data, context: Context
-) -> tuple[Problem, Callable[[PyTree], tuple[Scalar, PyTree]]]:
-    """Return the loss on some rows, and a function for its value and gradient."""
-
-    def over_rows(params):
-        return loss_over_rows(
-            plan.objective, params, data, context.rows, chunk_size=plan.chunk_size
-        )
-
-    def evaluate(point):
-        return total_loss(plan, coordinates, context.shared, point, over_rows)
-
-    @jax.custom_vjp
-    def loss(point):
-        return evaluate(point)[0]
-
-    loss.defvjp(evaluate, lambda gradient, scale: (scaled(scale, gradient),))
-    return Problem(loss, data, chart_inverse(plan, coordinates)), evaluate
-
-
-def total_loss(
-    plan: RoundsPlan,
-    coordinates: Coordinates,
-    shared: PyTree,
-    point: PyTree,
-    over_rows: Callable[[Params], tuple[Scalar, Params]],
-) -> tuple[Scalar, PyTree]:
-    """Compute the loss and its gradient in the coordinates.
-
-    Args:
-        shared: part of the objective's context that belongs to no row.
-        point: coordinates of the parameters.
-        over_rows: returns the reduction over rows and its gradient in the parameters;
-            `rest` and a smooth penalty are added here.
-    """
-
-    def remaining_terms(params):
-        value = plan.objective.rest(params, shared)
-        smooth, _ = (None, None) if plan.penalty is None else plan.penalty.parts()
-        return value if smooth is None else value + smooth.value(params)
-
-    params, pull_back = jax.vjp(coordinates.params, point)
-    remaining = jax.value_and_grad(remaining_terms)(params)
-    value, gradient = jax.tree.map(jnp.add, over_rows(params), remaining)
-    return value.astype(float_dtype(params)), pull_back(gradient)[0]
-
-
-def chart_inverse(
-    plan: RoundsPlan, coordinates: Coordinates
-) -> Callable[[PyTree], Params] | None:
-    """Return the map from coordinates to parameters; None without a chart."""
-    return None if plan.chart is None else coordinates.params

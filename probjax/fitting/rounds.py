@@ -7,7 +7,6 @@ rounds and steps are loop bounds and not shapes, so that changing them does not
 recompile anything.
 """
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from probjax.fitting.distance import (
     row_sample,
     start_descent,
 )
+from probjax.fitting.evaluation import Evaluated, evaluate, moved_states, with_metric
 from probjax.fitting.history import Pairs, with_pairs, without_pairs
 from probjax.fitting.minibatches import (
     Batches,
@@ -31,13 +31,13 @@ from probjax.fitting.minibatches import (
     next_batch,
     next_round,
 )
-from probjax.fitting.optimisers import Problem
+from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.plan import (
     Coordinates,
     RoundsPlan,
     coordinates_of,
     has_distance,
-    make_problem,
+    is_stochastic,
 )
 from probjax.fitting.stopping import Progress
 from probjax.trees import float_dtype
@@ -85,11 +85,10 @@ class Run(NamedTuple):
     """Whether the stopping rule ends the whole fit."""
     descent: Descent | tuple[()]
     """Recent steps; () if the stopping rule does not use the distance from them."""
-
-    @property
-    def distance(self) -> Any:
-        """Distance from the minimum in standard errors; infinite if not known."""
-        return self.descent.distance if self.descent else math.inf
+    distance: Scalar
+    """Distance from the minimum in standard errors; infinite if not known."""
+    row_gradient: Params | None
+    """Gradient over rows of a loss that is linear; None for other losses."""
 
 
 def run_rounds(
@@ -205,7 +204,15 @@ def start(
         met=false,
         stopped=false,
         descent=_start_descent(plan, coordinates.point(params)),
+        distance=jnp.full((), jnp.inf, dtype),
+        row_gradient=_row_gradient(plan, params, data) if plan.is_linear else None,
     )
+
+
+def _row_gradient(plan, params, data):
+    """Compute the gradient over rows of a loss that is linear."""
+    size = plan.chunk_size
+    return loss_over_rows(plan.objective, params, data, (), chunk_size=size)[1]
 
 
 def _start_descent(plan, point):
@@ -224,7 +231,10 @@ def begin_round(
     batches: Any = run.batches
     if plan.batch_size is not None:
         batches = next_round(select_key, data.weights, batches)
-    if plan.batch_size is None or batches.covers_all:
+    if plan.objective.num_groups:
+        # It is refreshed before every evaluation.
+        context = run.context
+    elif plan.batch_size is None or batches.covers_all:
         context = refresh(data, run.context)
     else:
         rows = batches.round_rows
@@ -239,6 +249,7 @@ def begin_round(
         round_step=jnp.zeros_like(run.round_step),
         round_ended=jnp.asarray(False),
         descent=_start_descent(plan, run.method.point),
+        distance=jnp.full_like(run.distance, jnp.inf),
     )
 
 
@@ -257,7 +268,7 @@ def _descend(plan, key, run, params, data, limit):
         return ~(run.round_ended | run.stopped) & more
 
     def evaluate_once(run):
-        rows, context, batches = data, run.context, run.batches
+        rows, context, batches, chosen = data, run.context, run.batches, None
         if plan.batch_size is not None:
             batches, chosen = next_batch(
                 shuffle_key,
@@ -268,24 +279,21 @@ def _descend(plan, key, run, params, data, limit):
             )
             rows = Data(take(data.x, chosen), mask=take(data.mask, chosen))
             context = context._replace(rows=take(context.rows, chosen))
-        problem, evaluate = make_problem(plan, coordinates, rows, context)
-        value, gradient = evaluate(coordinates.method.ask(run.method))
+        point, key_now = coordinates.method.ask(run.method), step_key(key, run)
+        context = moved_states(plan, coordinates, key_now, point, rows, context)
+        found = evaluate(plan, coordinates, rows, context, point, run.row_gradient)
+        if plan.objective.num_groups:
+            if chosen is not None:
+                after = put(run.context.rows, chosen, context.rows)
+                context = context._replace(rows=after)
+            run = run._replace(context=context)
         run = run._replace(batches=batches)
-        evaluation = Evaluated(problem, value, gradient)
-        return tell(plan, coordinates, run, data, sample, evaluation)
+        if is_stochastic(plan):
+            of_rows = row_sample(data, run.context.rows)
+            found = with_metric(plan, coordinates, key_now, of_rows, found)
+        return tell(plan, coordinates, run, data, sample, found)
 
     return jax.lax.while_loop(busy, evaluate_once, run)
-
-
-class Evaluated(NamedTuple):
-    """The loss at the point that `ask` returned."""
-
-    problem: Problem
-    """Optional inputs of the optimisation method."""
-    value: Scalar
-    """Loss."""
-    gradient: PyTree
-    """Gradient of the loss in the coordinates."""
 
 
 def tell(
@@ -316,11 +324,13 @@ def tell(
     place = jnp.where(method.accepted, run.step - run.first, len(run.losses))
     step, round_step = run.step + num_new, run.round_step + num_new
     params = coordinates.params(method.point)
-    distance = descent.distance if descent else math.inf
+    distance = coordinates.method.distance(method)
+    distance = descent.distance if descent else jnp.asarray(distance, norm.dtype)
     shared = run.context.shared
     report = Progress(run.round, step, method.value, norm, params, shared, distance)
     met = stopped = jnp.asarray(False)
-    rule = plan.stop if plan.batch_size is None else plan.stop.on_batches()
+    takes_all = plan.batch_size is None or is_stochastic(plan)
+    rule = plan.stop if takes_all else plan.stop.on_batches()
     if rule is not None:
         # The initial parameters may be a minimum; other rules need a step.
         applies = (step > 0) | rule.needs_minimum
@@ -337,12 +347,18 @@ def tell(
         met=met,
         stopped=stopped,
         descent=descent,
+        distance=distance,
     )
 
 
 def _round_keys(key, number):
     """Return the keys of a round: to select rows, to refresh, to shuffle batches."""
     return jax.random.split(jax.random.fold_in(key, number + 1), 3)
+
+
+def step_key(key: PRNGKeyArray, run: Run) -> PRNGKeyArray:
+    """Return the key of the next evaluation, with which states of the model move."""
+    return jax.random.fold_in(_round_keys(key, run.round)[1], run.round_step)
 
 
 start_compiled = jax.jit(start)

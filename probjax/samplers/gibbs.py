@@ -24,7 +24,16 @@ from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
-from probjax.types import Array, Bool, Domain, Float, Info, PRNGKeyArray, State
+from probjax.types import (
+    Array,
+    Bool,
+    Domain,
+    Float,
+    Info,
+    PRNGKeyArray,
+    Scalar,
+    State,
+)
 
 
 class GibbsState(NamedTuple):
@@ -119,6 +128,12 @@ class HeatBath(Sampler):
         flat, _ = jax.lax.scan(redraw, flat, (sites, uniforms))
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
+    def mean_gap(self, potential: Potential, x: State) -> Scalar:
+        if self.num_states == 2:
+            return _mean_flip_gap(potential, x)
+        gaps = potential.site_gaps(x, self.num_states)
+        return jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(gaps)) * gaps)
+
     def conditional(self, potential: Potential) -> Callable[[State, Array], Array]:
         """Return a function of `(x, site)`: probabilities of the letters of the site,
         given the other sites.
@@ -198,6 +213,14 @@ class ColourGibbs(Sampler):
 
         flat, _ = jax.lax.scan(redraw, flat, (self.colours, uniforms))
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
+
+    def mean_gap(self, potential: Potential, x: State) -> Scalar:
+        return _mean_flip_gap(potential, x)
+
+
+def _mean_flip_gap(potential, x):
+    gaps = potential.flip_gaps(x)
+    return jax.lax.stop_gradient(jax.nn.sigmoid(gaps)) @ gaps
 
 
 @jax.jit
