@@ -39,7 +39,7 @@ hopfield they are J of E = -x'Jx / 2 + theta'x, which has the opposite sign."""
 _FIT_EXAMPLE = """examples:
   probjax fit spikes.npy
   probjax fit votes.csv --estimator pseudolikelihood --l1 0.01 --couplings J.csv
-  probjax fit family.csv --model potts --l2 0.01 --figures out
+  probjax fit family.csv --model potts --figures out
   probjax fit digits.npz --array train --model rbm --hidden 50"""
 
 _EVALUATE = """Print the mean log-likelihood of held-out rows, in nats per row.
@@ -153,16 +153,19 @@ def _add_fit(parser):
     parser.add_argument(
         "--estimator",
         choices=tuple(dict.fromkeys(estimators)),
-        help="minimum probability flow (mpf, the default except for rbm, whose flow "
-        "may have no minimum), pseudolikelihood (the default for rbm), or exact "
-        "likelihood for small models",
+        help="minimum probability flow (mpf, the default for ising and hopfield), "
+        "pseudolikelihood (the default for potts and rbm), or exact likelihood for "
+        "small models",
     )
+    strengths = (f"{each.strength:g} for {name}" for name, each in FAMILIES.items())
+    strengths = ", ".join(strengths)
     penalty = parser.add_mutually_exclusive_group()
     penalty.add_argument(
         "--l2",
         type=_strength,
-        default=1e-4,
-        help="strength of an L2 penalty on couplings (1e-4)",
+        help=f"strength of an L2 penalty on couplings ({strengths}). It is added to a "
+        "mean over rows: lambda_e of plmc is this strength times the effective number "
+        "of rows",
     )
     penalty.add_argument(
         "--l1",

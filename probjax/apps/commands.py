@@ -40,7 +40,7 @@ def fit(args: Namespace) -> None:
     start_key, fit_key, check_key = jax.random.split(jax.random.key(args.seed), 3)
     start = FAMILIES[args.model].init(start_key, data, num_states, args.hidden)
     _check_sum(args, start)
-    penalty = L2(args.l2) if args.l1 is None else L1(args.l1)
+    penalty = _penalty(args)
     print_progress("compiling and fitting ...")
     model, found = fitted_models.fit_model(
         fit_key,
@@ -296,6 +296,12 @@ def _describe_letters(table: tables.Table) -> str:
     if table.alphabet:
         return f"letters: {', '.join(table.alphabet)}"
     return "bits" if table.x.max() < 2 else f"letters from 0 to {table.x.max()}"
+
+
+def _penalty(args: Namespace) -> L1 | L2:
+    if args.l1 is not None:
+        return L1(args.l1)
+    return L2(FAMILIES[args.model].strength if args.l2 is None else args.l2)
 
 
 def _describe_penalty(penalty: L1 | L2) -> str:

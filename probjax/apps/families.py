@@ -63,6 +63,8 @@ class Family(NamedTuple):
     objectives: Mapping[str, Callable[..., Objective]]
     """Choices of `--estimator`, each called as `(energy, num_states=...)`; the first is
     the default."""
+    strength: float
+    """Default strength of the penalty on couplings."""
     couplings: Callable[[Params, str], Couplings]
     """Couplings for tables and figures, given the name of the letter 1."""
     log2_terms: Callable[[Params], float]
@@ -85,6 +87,10 @@ _OBJECTIVES: Mapping[str, Callable[..., Objective]] = {
     "pseudolikelihood": PseudoLikelihood,
     "likelihood": MaximumLikelihood,
 }
+# The flow of Potts models needs weaker penalties, and then often has spurious modes.
+_POTTS_OBJECTIVES = {
+    name: _OBJECTIVES[name] for name in ("pseudolikelihood", "mpf", "likelihood")
+}
 
 
 def _enumerated(
@@ -95,6 +101,8 @@ def _enumerated(
     space: Callable[[Params], StateSpace],
     init: Callable[[PRNGKeyArray, Data, int, int], Params],
     couplings: Callable[[Params, str], Couplings],
+    strength: float,
+    objectives: Mapping[str, Callable[..., Objective]] = _OBJECTIVES,
 ) -> Family:
     """Return a family without hidden units, whose log Z is a sum over all states."""
 
@@ -113,7 +121,8 @@ def _enumerated(
         has_hidden=False,
         space=space,
         init=init,
-        objectives=_OBJECTIVES,
+        objectives=objectives,
+        strength=strength,
         couplings=couplings,
         log2_terms=log2_terms,
         log_z=log_z,
@@ -143,6 +152,7 @@ FAMILIES: dict[str, Family] = {
         space=lambda params: StateSpace(len(params.bias), 2),
         init=lambda key, data, *_: ising.init(key, data.x.shape[1], scale=0.0),
         couplings=ising_couplings,
+        strength=1e-4,
     ),
     "potts": _enumerated(
         energy=potts.energy,
@@ -153,6 +163,8 @@ FAMILIES: dict[str, Family] = {
             key, data.x.shape[1], num_states, scale=0.0
         ),
         couplings=potts_couplings,
+        strength=1e-2,
+        objectives=_POTTS_OBJECTIVES,
     ),
     "rbm": Family(
         energy=rbm.energy,
@@ -167,6 +179,7 @@ FAMILIES: dict[str, Family] = {
             "mpf": SiteFlow,
             "likelihood": partial(MaximumLikelihood, log_z=rbm.log_z),
         },
+        strength=1e-4,
         couplings=rbm_couplings,
         # log Z is a sum over the states of the smaller layer.
         log2_terms=lambda params: min(params.weight.shape),
@@ -181,6 +194,7 @@ FAMILIES: dict[str, Family] = {
         space=lambda params: StateSpace(len(params.threshold), 2),
         init=lambda key, data, *_: hopfield.init(key, data.x.shape[1]),
         couplings=hopfield_couplings,
+        strength=2e-5,
     ),
 }
 """Model families by the name that `probjax fit --model` and saved models use."""

@@ -37,6 +37,9 @@ NUM_PARTICLES = 200
 """Number of particles of annealing."""
 NUM_CHAINS, NUM_WARMUP, THIN = 200, 1000, 10
 """Number of Markov chains, of their warmup steps, and of steps between their draws."""
+MAX_CHECK_STEPS, MIN_CHECK_STEPS, CHECK_WORK = 2000, 200, 3e8
+"""Bounds on the number of steps of a check, and on its product with the number of
+parameters, for which a check takes about as long as a fit."""
 BLOCK = 256
 """Number of rows that one compiled call evaluates."""
 
@@ -131,10 +134,21 @@ def fit_model(
 
 
 def check_model(key: PRNGKeyArray, model: Model, data: Data) -> FitCheck:
-    """Compare a model with data by chains of the sampler of its family."""
+    """Compare a model with data by chains of the sampler of its family.
+
+    Chains of models with many parameters take fewer steps.
+    """
     family = FAMILIES[model.family]
-    sampler = family.sampler(model.params)
-    return check_fit(key, family.energy, model.params, data, sampler=sampler)
+    num_params = sum(map(np.size, jax.tree.leaves(model.params)))
+    steps = int(np.clip(CHECK_WORK / num_params, MIN_CHECK_STEPS, MAX_CHECK_STEPS))
+    return check_fit(
+        key,
+        family.energy,
+        model.params,
+        data,
+        sampler=family.sampler(model.params),
+        num_steps=steps,
+    )
 
 
 def couplings_of(model: Model) -> Couplings:

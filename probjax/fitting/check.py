@@ -71,7 +71,10 @@ EARLY, CLEAR = 8, 1.5
 """Chains end after 1 / EARLY of their steps if a |z| is then CLEAR times the threshold.
 """
 MAX_ROWS = 2048
-"""Largest number of rows that distances are measured to."""
+"""Largest number of rows that distances are measured to. If a subset of the parameters
+is compared, because they are many, it is also the number of rows that are compared."""
+FEWER = 5
+"""One draw of this many is compared if a subset of the parameters is compared."""
 
 
 class FitCheck(NamedTuple):
@@ -146,8 +149,9 @@ class FitCheck(NamedTuple):
 
     def _agreement(self):
         return (
-            "no difference between model and data was found: the largest |z| of "
-            f"{len(self.z):,} means is {self.largest:.1f}, below {self.threshold:.1f}"
+            f"no difference between model and data was found in {self.num_steps:,} "
+            f"steps from the data: the largest |z| of {len(self.z):,} means is "
+            f"{self.largest:.1f}, below {self.threshold:.1f}"
         )
 
     def _difference(self):
@@ -241,7 +245,7 @@ def check_fit(
     else:
         statistic = Partial(statistic)
     values = Values(energy, params, statistic, compared_entries(random, params))
-    observed = data_moments(values, x, weights)
+    observed = _observed(random, values, x, weights)
     threshold = _student_quantile(
         false_alarms / max(len(observed.mean), 1), num_chains - 1
     )
@@ -282,12 +286,24 @@ def _sampled_rows(random, x, weights):
     return jax.tree.map(lambda leaf: leaf[chosen], x), weights[chosen]
 
 
+def _observed(random, values, x, weights):
+    """Return moments of the data, or of draws from them if gradients are expensive."""
+    total = weights.sum()
+    if not values.is_subset or total <= MAX_ROWS:
+        return data_moments(values, x, weights)
+    drawn = random.choice(len(weights), MAX_ROWS, p=weights / total)
+    x = jax.tree.map(lambda leaf: leaf[drawn], x)
+    found = data_moments(values, x, np.ones(MAX_ROWS))
+    return found._replace(rows=1 / (1 / MAX_ROWS + 1 / total))
+
+
 def _compare(values, observed, rows, kind, num_chains, threshold, draws) -> FitCheck:
     """Compare the data with draws of chains from rows, and then from far states."""
     x = jax.tree.map(np.asarray, draws.x)
     near = jax.tree.map(lambda leaf: leaf[:num_chains], x)
     half = jax.tree.leaves(x)[0].shape[1] // 2
-    late = draw_moments(values, jax.tree.map(lambda leaf: leaf[:, half:], near))
+    every = FEWER if values.is_subset else 1
+    late = draw_moments(values, jax.tree.map(lambda leaf: leaf[:, half::every], near))
     early = jax.tree.map(lambda leaf: leaf[:, :half].reshape(-1, *leaf.shape[2:]), near)
     far = float("nan")
     if kind != "reals":
@@ -303,7 +319,7 @@ def _compare(values, observed, rows, kind, num_chains, threshold, draws) -> FitC
     return FitCheck(
         z=z,
         num_fitted=num_fitted,
-        num_params=sum(map(np.size, jax.tree.leaves(values.params))),
+        num_params=values.num_params,
         threshold=threshold,
         worst=name,
         worst_means=(float(observed.mean[worst]), float(late.mean[worst])),

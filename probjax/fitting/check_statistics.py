@@ -52,6 +52,16 @@ class Values(NamedTuple):
     subset: np.ndarray
     """Indices of the entries of dE/dparams in phi."""
 
+    @property
+    def num_params(self) -> int:
+        """Number of parameters."""
+        return sum(map(np.size, jax.tree.leaves(self.params)))
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether only some of the parameters are compared."""
+        return len(self.subset) < self.num_params
+
     def __call__(self, x: State) -> np.ndarray:
         """Return the values of states `(row, ...)`, `(row, value)`."""
         count = len(jax.tree.leaves(x)[0])

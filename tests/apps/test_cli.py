@@ -54,7 +54,7 @@ def _number(report, name):
     [
         ("--model ising", ising.energy, 2),
         ("--model rbm --hidden 3 --l2 0.01 --seed 3", rbm.energy, 2),
-        ("--model potts --l2 0.01", potts.energy, 3),
+        ("--model potts", potts.energy, 3),
     ],
 )
 def test_what_is_printed_is_what_the_library_says(run, asked, energy, num_states):
@@ -332,7 +332,8 @@ def test_the_entry_point_answers_and_returns_its_code(tmp_path):
 
 def test_a_model_that_loses_to_independent_sites_is_reported(run):
     np.save("x.npy", _rows(3))
-    run("fit x.npy --model potts --l2 0.01")
+    _, report, _ = run("fit x.npy --model potts")
+    assert _entry(report, "estimator") == "pseudolikelihood, L2 of 0.01 on couplings"
     _, report, _ = run("evaluate model.npz x.npy")
     assert "worse than independent sites" not in report
     model = storage.load("model.npz")

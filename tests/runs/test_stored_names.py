@@ -43,8 +43,8 @@ HOLD_FUNCTIONS = """
     samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """
-    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning data.blocks:Block
-    data.clusters:Clusters
+    annealing.adaptation:KnotStatistics annealing.adaptation:Tuning apps.density:Bits
+    apps.density:Density data.blocks:Block data.clusters:Clusters
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.check_statistics:Moments fitting.check_statistics:Values
     fitting.curvature:CurvedFactor fitting.distance:Descent
