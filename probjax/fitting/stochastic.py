@@ -203,9 +203,7 @@ class StochasticApproximation(DescentMethod):
         number = state.step - state.length - settling
         half = jnp.where(2 * number < state.hold - settling, 0, 1)
         added = jnp.where(number >= 0, problem.groups, 0)
-        state = state._replace(
-            sums=state.sums.at[half].add(added), step=state.step + 1
-        )
+        state = state._replace(sums=state.sums.at[half].add(added), step=state.step + 1)
         return jax.lax.cond(
             state.step == state.length + state.hold,
             lambda state: self._next_stage(problem, state),
