@@ -212,7 +212,8 @@ def _tell_total(decode, plan, key, run, params, parts, total):
         rows = prepared_block(plan.objective, params, decode, sample)
         rows = RowSample(rows, context.rows, jnp.asarray(weight, found.value.dtype))
     if is_stochastic(plan):
-        found, rows = with_metric(plan, coordinates, key, rows, found), None
+        found = with_metric(plan, coordinates, key, rows, found)  # pyright: ignore
+        rows = None
     run = tell(plan, coordinates, run._replace(context=context), data, rows, found)
     return finish_piece(coordinates, run)
 

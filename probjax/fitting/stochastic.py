@@ -63,7 +63,7 @@ class StochasticState(NamedTuple):
     """Point that the next step starts from."""
     mean: Float[Array, " n"]
     """Mean of the points of this stage."""
-    count: Array
+    num_counted: Array
     """Number of points in `mean`."""
     last_count: Array
     """Number of points in the mean of the stage before."""
@@ -118,7 +118,7 @@ class StochasticApproximation(DescentMethod):
             stalled=false,
             current=point,
             mean=zeros,
-            count=zero,
+            num_counted=zero,
             last_count=zero,
             stage=zero,
             length=length,
@@ -182,7 +182,7 @@ class StochasticApproximation(DescentMethod):
             rate = RATE / (1 + time / DECAY) / jnp.maximum(length, 1)
         current = state.current - rate * direction
         counts = (state.stage > 0) | (state.step >= state.length // 2)
-        count = state.count + counts
+        count = state.num_counted + counts
         share = jnp.where(counts, 1 / jnp.maximum(count, 1), 0)
         mean = state.mean + share.astype(current.dtype) * (current - state.mean)
         point = jnp.where(state.stage == 0, current, state.point)
@@ -191,7 +191,7 @@ class StochasticApproximation(DescentMethod):
             point=point,
             current=current,
             mean=mean,
-            count=count,
+            num_counted=count,
             step=state.step + 1,
             clock=state.clock + 1,
             adam=adam,
@@ -217,7 +217,7 @@ class StochasticApproximation(DescentMethod):
         groups = state.sums.sum(0) / counted.astype(state.value.dtype)
         products, num_directions = gram(metric, groups)
         squared, error = group_distance(self.num_rows * products, num_directions)
-        memory = correlation(*state.sums, metric.scale)
+        memory = correlation(*state.sums, metric.scale)  # pyright: ignore
         distance = jnp.sqrt(jnp.maximum(squared, 0) + error)
         taken = state.taken + state.step
         length, hold = self._stage(state.stage + 1, taken)
@@ -226,8 +226,8 @@ class StochasticApproximation(DescentMethod):
             point=state.mean,
             current=state.mean,
             mean=jnp.zeros_like(state.mean),
-            count=zero,
-            last_count=state.count,
+            num_counted=zero,
+            last_count=state.num_counted,
             stage=state.stage + 1,
             length=length,
             hold=hold,

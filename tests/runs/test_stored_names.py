@@ -48,7 +48,7 @@ INTERNAL = """
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.check_statistics:Moments fitting.check_statistics:Values
     fitting.curvature:CurvedFactor fitting.distance:Descent
-    fitting.distance:RowSample fitting.minibatches:Batches fitting.rounds:Evaluated
+    fitting.distance:RowSample fitting.minibatches:Batches fitting.evaluation:Evaluated
     fitting.rounds:Run
     leapfrog:Geometry
     models.ising.clusters:Bonds runs.checkpoint:Checkpoint runs.checkpoint_files:Header
