@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from probjax import generic_gaps
 from probjax.checks import is_concrete
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
@@ -34,8 +35,6 @@ from probjax.types import (
     State,
     map_states,
 )
-
-MAX_VECTORISED = 64
 
 
 def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
@@ -152,18 +151,18 @@ class Potential:
 
     def flip_gaps(self, x: State) -> Float[Array, " bit"]:
         """Compute U(x) - U(x with bit n flipped) for every bit n of `ravel(x)`."""
-        return self._sum_of_forms("flip_gaps", _flip_gaps, x)
+        return self._sum_of_forms("flip_gaps", generic_gaps.flip_gaps, x)
 
     def mirror_gap(self, x: State) -> Scalar:
         """Compute U(x) - U(1 - x), the gap to the state with every bit flipped."""
-        return self._sum_of_forms("mirror_gap", _mirror_gap, x)
+        return self._sum_of_forms("mirror_gap", generic_gaps.mirror_gap, x)
 
     def site_gaps(self, x: State, num_states: int) -> Float[Array, "site letter"]:
         """Compute U(x) - U(x with site n set to a) for every site n and letter a.
 
         Sites are in the order of `ravel(x)`. The gap of a site's own letter is 0.
         """
-        generic = partial(_site_gaps, num_states=num_states)
+        generic = partial(generic_gaps.site_gaps, num_states=num_states)
         gaps = self._sum_of_forms("site_gaps", generic, x)
         sites = ravel_pytree(x)[0].size
         if gaps.shape != (sites, num_states):
@@ -175,12 +174,12 @@ class Potential:
 
     def flip_gap(self) -> Callable[[State, Array], Scalar]:
         """Return a function of `(x, n)`: U(x) - U(x with bit n flipped)."""
-        return self._sum_of_functions("flip_gap", _flip_gap)
+        return self._sum_of_functions("flip_gap", generic_gaps.flip_gap)
 
     def site_gap(self, num_states: int) -> Callable[[State, Array], Array]:
         """Return a function of `(x, n)`: U(x) - U(x with site n set to a), every a."""
         return self._sum_of_functions(
-            "site_gap", partial(_site_gap, num_states=num_states)
+            "site_gap", partial(generic_gaps.site_gap, num_states=num_states)
         )
 
     def has_closed_form(self, name: str) -> bool:
@@ -373,61 +372,3 @@ def _combine(weights, terms):
     # A sum instead of a dot product, so that XLA removes a constant weight of 1.
     weighted = [weights[i] * term for i, term in enumerate(terms)]
     return reduce(jnp.add, weighted)
-
-
-def _flip_gap(energy, params):
-    def gap(x, bit):
-        flat, unravel = ravel_pytree(x)
-        flipped = unravel(flat.at[bit].set(1 - flat[bit]))
-        return energy(params, x) - energy(params, flipped)
-
-    return gap
-
-
-def _flip_gaps(energy, params, x):
-    flat, unravel = ravel_pytree(x)
-
-    def flipped(bit):
-        return energy(params, unravel(flat.at[bit].set(1 - flat[bit])))
-
-    return energy(params, x) - map_range(flipped, flat.size)
-
-
-def _mirror_gap(energy, params, x):
-    return energy(params, x) - energy(params, jax.tree.map(lambda bits: 1 - bits, x))
-
-
-def _site_gap(energy, params, *, num_states):
-    def gap(x, site):
-        flat, unravel = ravel_pytree(x)
-
-        def changed(letter):
-            return energy(params, unravel(flat.at[site].set(letter)))
-
-        letters = jnp.arange(num_states, dtype=flat.dtype)
-        return energy(params, x) - jax.vmap(changed)(letters)
-
-    return gap
-
-
-def _site_gaps(energy, params, x, *, num_states):
-    flat, unravel = ravel_pytree(x)
-
-    def changed(number):
-        site, letter = number // num_states, number % num_states
-        return energy(params, unravel(flat.at[site].set(letter.astype(flat.dtype))))
-
-    others = map_range(changed, flat.size * num_states)
-    return energy(params, x) - others.reshape(flat.size, num_states)
-
-
-def map_range(function: Callable[[Array], Array], count: int) -> Array:
-    """Compute `function` of 0 to `count` - 1.
-
-    A small count is vectorised. A large count is computed in batches of 8 and
-    recomputed for the gradient, because the memory of one batch of all neighbours would
-    grow with the square of the size of a state.
-    """
-    if count <= MAX_VECTORISED:
-        return jax.vmap(function)(jnp.arange(count))
-    return jax.lax.map(jax.checkpoint(function), jnp.arange(count), batch_size=8)

@@ -478,6 +478,9 @@ def test_methods_for_one_distribution_refuse_inputs(key):
         lambda: pj.loss(
             key, pj.PersistentDivergence(energy, sampler, 10), params, data
         ),
+        lambda: pj.fit(
+            key, pj.MaximumLikelihood(energy, sampler=sampler), params, data
+        ),
         lambda: pj.loss(key, pj.MPF(energy, exclude_data=True), params, data),
         lambda: pj.loss(
             key, pj.NoiseContrast(energy, pj.Bernoulli(SIZE)), params, data.x

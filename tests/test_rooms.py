@@ -15,6 +15,7 @@ ROOMS = [
     "trees",
     "types",
     "random",
+    "generic_gaps",
     "potential",
     "interfaces",
     "forwarding",

@@ -17,7 +17,7 @@ from probjax.interfaces import Sampler
 from probjax.lanes import if_any
 from probjax.potential import Potential, potential
 from probjax.recipe import recipe, static
-from probjax.samplers.sample import Draws
+from probjax.samplers.draws import Draws
 from probjax.types import (
     Array,
     Domain,

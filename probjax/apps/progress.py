@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from probjax.annealing.estimate import Annealed
 from probjax.annealing.marginal import RowsDone
 from probjax.fitting.stopping import Progress
-from probjax.samplers.sample import Draws
+from probjax.samplers.draws import Draws
 
 
 class _Reading(NamedTuple):

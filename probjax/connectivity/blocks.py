@@ -20,8 +20,9 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count
 from probjax.connectivity.general import visited
+from probjax.generic_gaps import map_range
 from probjax.interfaces import Connectivity
-from probjax.potential import Potential, map_range
+from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
 from probjax.types import Domain, Gaps, Neighbours, State

@@ -15,8 +15,9 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count, eager_evaluation, is_concrete
 from probjax.connectivity.general import visited
 from probjax.devices import on_host
+from probjax.generic_gaps import map_range
 from probjax.interfaces import Connectivity
-from probjax.potential import Potential, map_range
+from probjax.potential import Potential
 from probjax.recipe import recipe, static
 from probjax.trees import flat_rows, floating
 from probjax.types import ArrayLike, Domain, Gaps, Neighbours, State

@@ -131,13 +131,12 @@ def pair_frequencies(data: ArrayLike | Data, model: ArrayLike | Data) -> Compari
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.75, 0.5, 0.75], [0.5, 0.25, 0.5])
     """
-    data, model = _validated(*_states_only(data, model))
+    data, model = _validated(_states_only(data), _states_only(model))
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2):
         raise ValueError(
             f"data must be (row, site), got shape {jax.tree.map(jnp.shape, data.x)}"
         )
-    for x in (data.x, model.x if isinstance(model, Data) else model):
-        binary(x)
+    jax.tree.map(binary, (data.x, model.x if isinstance(model, Data) else model))
     return _compared(Partial(_pair_moments), data, model)
 
 
@@ -158,7 +157,7 @@ def third_moments(data: ArrayLike | Data, model: ArrayLike | Data) -> Comparison
     >>> found.observed.tolist(), found.expected.tolist()
     ([-0.125], [0.0])
     """
-    data, model = _validated(*_states_only(data, model))
+    data, model = _validated(_states_only(data), _states_only(model))
     if not (isinstance(data.x, jax.Array) and data.x.ndim == 2 and data.x.shape[1] > 2):
         raise ValueError(
             "data must be (row, site) with at least 3 sites, "
@@ -187,9 +186,8 @@ def population_count(data: PyTree | Data, model: PyTree | Data) -> Comparison:
     >>> found.observed.tolist(), found.expected.tolist()
     ([0.0, 0.5, 0.5], [0.25, 0.5, 0.25])
     """
-    data, model = _validated(*_states_only(data, model))
-    for x in (data.x, model.x if isinstance(model, Data) else model):
-        binary(x)
+    data, model = _validated(_states_only(data), _states_only(model))
+    jax.tree.map(binary, (data.x, model.x if isinstance(model, Data) else model))
     return _compared(Partial(_row_moments, Partial(_population)), data, model)
 
 
@@ -328,14 +326,14 @@ def _population(x):
     return (counts == flat.sum()).astype(flat.dtype)
 
 
-def _states_only(*rows):
-    """Return data and model without the inputs of their states."""
-    return [
-        each._replace(x=split_inputs(each.x)[0])
-        if isinstance(each, Data)
-        else split_inputs(each)[0]
-        for each in rows
-    ]
+_floating = partial(map_states, partial(jax.tree.map, floating))
+
+
+def _states_only(rows):
+    """Return rows without the inputs of their states."""
+    if isinstance(rows, Data):
+        return rows._replace(x=split_inputs(rows.x)[0])
+    return split_inputs(rows)[0]
 
 
 def _validated(data, model):
@@ -345,22 +343,19 @@ def _validated(data, model):
         raise ValueError(
             "data must be complete, got a mask; leave out rows with missing entries"
         )
-    data = data._replace(x=map_states(partial(jax.tree.map, floating), data.x))
+    data = data._replace(x=_floating(data.x))
     rows = num_rows(data) if data.weights is None else data.weights.sum()
     if is_concrete(rows) and not rows >= 2:
         raise ValueError(
             f"data must have at least two rows, got {rows}; weights are counts of rows"
         )
-    if isinstance(model, Data):
-        model = _validated_states(model)
-    else:
-        model = _validated_draws(model, _shapes(data.x, 1))
+    shapes, is_data = _shapes(data.x, 1), isinstance(model, Data)
+    model = _validated_states(model) if is_data else _validated_draws(model, shapes)
     # Data and states have one leading axis, draws have two.
-    states = _shapes(*((model.x, 1) if isinstance(model, Data) else (model, 2)))
-    if states != _shapes(data.x, 1):
+    states = _shapes(model.x, 1) if isinstance(model, Data) else _shapes(model, 2)
+    if states != shapes:
         raise ValueError(
-            f"model must have states like the data's, of shape {_shapes(data.x, 1)}, "
-            f"got {states}"
+            f"model must have states like the data's, of shape {shapes}, got {states}"
         )
     return data, model
 
@@ -373,11 +368,11 @@ def _validated_states(model):
             "weights of a model's states must be probabilities that sum to 1, "
             f"got a sum of {total}"
         )
-    return model._replace(x=map_states(partial(jax.tree.map, floating), model.x))
+    return model._replace(x=_floating(model.x))
 
 
 def _validated_draws(model, shapes):
-    model = map_states(partial(jax.tree.map, floating), as_data(model).x)
+    model = _floating(as_data(model).x)
     if _shapes(model, 1) == shapes:
         model = jax.tree.map(_in_batches, model)
     if any(leaf.ndim < 2 or len(leaf) < 2 for leaf in jax.tree.leaves(model)):

@@ -42,7 +42,7 @@ from probjax.exact import enumeration
 from probjax.models import rbm
 from probjax.models.rbm.layers import draw_bits
 from probjax.runs.driver import Watch
-from probjax.samplers.sample import Draws
+from probjax.samplers.draws import Draws
 from probjax.samplers.sample import sample as sample_chains
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar

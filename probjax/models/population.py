@@ -161,7 +161,8 @@ def data_chart(params: Params, data: Data) -> Affine:
     numbers = params.first + np.arange(len(params.values), dtype=np.int32)
 
     def indicators(x):
-        return (jnp.minimum(jnp.sum(x), numbers[-1]) == numbers).astype(x.dtype)
+        counts = jnp.minimum(_count(x), numbers[-1])
+        return (counts == numbers).astype(x.dtype)
 
     return scaling(indicators, lambda scale: Params(scale, params.first), data)
 

@@ -41,6 +41,7 @@ from probjax.natural.regularisers import Regulariser, Ridge, as_regulariser
 from probjax.natural.scores import MetricSource, as_scores
 from probjax.natural.structures import Dense, Structure
 from probjax.potential import potential
+from probjax.samplers.adaptation import move_chains
 from probjax.trees import first_row, float_dtype
 from probjax.types import (
     Array,
@@ -49,8 +50,8 @@ from probjax.types import (
     Params,
     PRNGKeyArray,
     PyTree,
+    map_states,
     split_inputs,
-    with_inputs,
 )
 
 Rows = Callable[[PRNGKeyArray, Params, Data], PyTree | Data]
@@ -260,21 +261,12 @@ def draws_of(energy: Energy, sampler: Sampler, *, num_steps: int) -> Rows:
     check_count("num_steps", num_steps)
 
     def rows(key, params, data):
-        x, inputs = split_inputs(data.x)
-        x = sampler.prepare(potential(energy, params, first_row(inputs)), x)
-
-        def chain(key, inputs, x):
-            model = potential(energy, params, inputs)
-
-            def step(k, state):
-                return sampler.step(jax.random.fold_in(key, k), model, state)[0]
-
-            start = sampler.init(jax.random.fold_in(key, num_steps), model, x)
-            return jax.lax.fori_loop(0, num_steps, step, start).x
-
-        keys = jax.random.split(key, count_rows(data))
-        x = jax.vmap(chain)(keys, inputs, x)
-        return data._replace(x=with_inputs(x, inputs))
+        model = potential(energy, params, first_row(split_inputs(data.x)[1]))
+        x = map_states(partial(sampler.prepare, model), data.x)
+        found = move_chains(
+            key, energy, params, x, sampler=sampler, num_steps=num_steps
+        )
+        return data._replace(x=found.x)
 
     return rows
 

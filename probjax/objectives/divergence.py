@@ -22,7 +22,6 @@ introduction, "Contrastive Divergence", whose sum is over all states.
 import jax.numpy as jnp
 
 from probjax.checks import check_count
-from probjax.data.rows import refuse_inputs
 from probjax.interfaces import Objective, Sampler
 from probjax.objectives.particles import (
     PersistentParticles,
@@ -154,7 +153,6 @@ class PersistentDivergence(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         check_resumable(self.sampler)
-        refuse_inputs(data.x, "particles require states without inputs")
         return prepare_rows(self.energy, self.sampler, params, data, REASON)
 
     def init(self, key: PRNGKeyArray, params: Params, data: Data) -> Context:

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from probjax.checks import check_count
 from probjax.connectivity import BitFlips
-from probjax.data.rows import as_data, refuse_inputs, refuse_mask
+from probjax.data.rows import as_data, refuse_mask
 from probjax.interfaces import Connectivity, Objective, Sampler
 from probjax.objectives.gaps import GapObjective
 from probjax.objectives.particles import (
@@ -185,7 +185,6 @@ class PersistentMPF(Objective):
 
     def prepare(self, params: Params, data: Data) -> Data:
         check_resumable(self.sampler)
-        refuse_inputs(data.x, "particles require states without inputs")
         reason = "persistent flow needs complete rows"
         return prepare_rows(self.energy, self.sampler, params, data, reason)
 

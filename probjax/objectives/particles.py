@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_interface
-from probjax.data.rows import num_rows, refuse_mask
+from probjax.data.rows import num_rows, refuse_inputs, refuse_mask
 from probjax.diagnostics.weights import importance_ess
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy, check_normalisable, potential
@@ -115,6 +115,8 @@ def start_particles(
     If `num_particles` is None and rows have no weights, one particle starts at each
     row.
     """
+    # Inputs of some rows only would be a bias, which no number of moves removes.
+    refuse_inputs(data.x, "particles require states without inputs")
     rows, weights, count = num_rows(data), data.weights, objective.num_particles
     x = data.x
     if count is not None or weights is not None:

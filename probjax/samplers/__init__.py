@@ -4,6 +4,7 @@ A sampler moves one state at a time and leaves the distribution of the model inv
 """
 
 from probjax.leapfrog import Bounds, drift_kick_drift, kick_drift_kick
+from probjax.samplers.draws import Draws, Means
 from probjax.samplers.gibbs import (
     ColourGibbs,
     HeatBath,
@@ -20,7 +21,7 @@ from probjax.samplers.momentum import (
     slice_flip,
     standard_flip,
 )
-from probjax.samplers.sample import Draws, Means, sample, sample_mean
+from probjax.samplers.sample import sample, sample_mean
 from probjax.samplers.tempering import Tempered, swap_rates
 from probjax.samplers.tuning import LENGTHS, MATRIX, tune
 

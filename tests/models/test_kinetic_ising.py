@@ -436,3 +436,19 @@ SHORT = words_from_counts(np.eye(3), trial=[0, 1, 2])
 def test_wrong_rows_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_known_updates_fit_with_strict_settings(key):
+    words, covariates, updated = table()
+    rows = kinetic_ising.rows(words, covariates=covariates, rate=updated)
+    start = kinetic_ising.init(SIZE, num_covariates=COVARIATES)
+    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True):
+        objective = pj.PseudoLikelihood(kinetic_ising.energy)
+        found = pj.fit(key, objective, start, rows, penalty=pj.L2(0.1)).params
+        starts = jax.tree.map(lambda leaf: leaf[:4], rows)
+        options = dict(sampler=pj.HeatBath(), num_draws=2)
+        draws = pj.sample(key, kinetic_ising.energy, found, starts, **options)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    held = ~updated[words.bin >= 1][:4]
+    past = np.asarray(rows.inputs.past)[:4, 0]
+    assert_array_equal(np.asarray(draws.x.x)[:, -1][held], past[held])

@@ -340,3 +340,22 @@ def test_projections_are_drawn_from_the_key():
 def test_wrong_terms_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_terms_fit_and_sample_with_strict_settings(key):
+    terms = sums.add(
+        ising.energy, population.energy, products.energy, projections.energy
+    )
+    start = (
+        ising.init(key, SIZE),
+        population.init(SIZE, first=3),
+        products.init(products.triplets(SIZE)),
+        projections.init(key, SIZE, num_projections=3, num_units=2),
+    )
+    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True):
+        objective = pj.PseudoLikelihood(terms)
+        found = pj.fit(key, objective, start, STATES, penalty=pj.L2(0.1)).params
+        options = dict(sampler=pj.HeatBath(), num_draws=2)
+        draws = pj.sample(key, terms, found, STATES[:4], **options)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert set(np.unique(draws.x)) == {0, 1}
