@@ -95,7 +95,7 @@ class Objective(ABC):
     """A loss to be minimised: `reduce` over weighted rows of `row`, plus `rest`.
 
     Only `init` and `refresh` are random, so within a round the loss is a fixed function
-    of `params`.
+    of `params`, unless it contains means over states of the model (`num_groups`).
 
     >>> from probjax import ScoreMatching
     >>> def energy(precision, x):
@@ -170,6 +170,13 @@ class Objective(ABC):
             `vmap`. The mean over groups of `rest` must be `rest`.
         """
         return shared, None
+
+    def states(self, shared: PyTree) -> State:
+        """Return the states of the model, leaves `(state, ...)`.
+
+        They are distributed like exp(-`energy`). Only called if there are groups.
+        """
+        return ()
 
     def num_letters(self) -> int | None:
         """Return the number of letters of a site, 2 for bits; None if not known."""

@@ -17,7 +17,7 @@ holds of all stages count as steps of the fit.
 
 If the energy is not linear in the parameters, F changes along the way, and may be
 singular at the start, as that of an RBM with small weights is. The direction is then
-that of Adam, and F is estimated again for each measurement, without correlations.
+that of Adam, and F is estimated again for each measurement.
 
 Reference: Younes, Probability Theory and Related Fields 82, 625 (1989); Polyak and
 Juditsky, SIAM J. Control Optim. 30, 838 (1992), for the mean; Kingma and Ba, ICLR 2015.
@@ -154,6 +154,15 @@ class StochasticApproximation(DescentMethod):
     def distance(self, state: StochasticState) -> Scalar:
         return state.distance
 
+    def remedy(self, state: StochasticState) -> str:
+        if state.memory < _MOST_CORRELATION:
+            return "try more steps_per_round, or more chains (num_chains)"
+        return (
+            "the chains have hardly moved while the distance was measured, with a "
+            f"correlation of {float(state.memory):.2f} between both halves of this "
+            "time; try more num_moves, or a sampler that mixes faster"
+        )
+
     def _stage(self, stage, taken):
         """Return the numbers of steps and of evaluations of a stage.
 
@@ -201,11 +210,10 @@ class StochasticApproximation(DescentMethod):
         """Add the gradients of groups, and begin a new stage after the last hold."""
         settling = state.hold // _SETTLING_SHARE
         number = state.step - state.length - settling
-        half = jnp.where(2 * number < state.hold - settling, 0, 1)
-        added = jnp.where(number >= 0, problem.groups, 0)
-        state = state._replace(
-            sums=state.sums.at[half].add(added), step=state.step + 1
-        )
+        is_first = 2 * number < state.hold - settling
+        counts = jnp.stack([is_first, ~is_first]) & (number >= 0)
+        added = counts[:, None, None] * problem.groups()[None]
+        state = state._replace(sums=state.sums + added, step=state.step + 1)
         return jax.lax.cond(
             state.step == state.length + state.hold,
             lambda state: self._next_stage(problem, state),

@@ -42,6 +42,7 @@ from probjax.fitting.gradient_noise import (
 )
 from probjax.fitting.loss import default_chunk_size, loss_over_rows
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
+from probjax.fitting.sampled_curvature import hessian_of_log_z
 from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.runs.driver import driver
 from probjax.trees import cast_floats, describe_range, float_dtype, known_values
@@ -170,7 +171,8 @@ def uncertainty(
     of independent rows, or of independent clusters of rows, each together with the
     random moves drawn for it; the bias that a penalty causes is not included. If
     couplings have no finite estimate, there is an `UnboundedWarning`, and their
-    standard errors are infinite, with or without a penalty.
+    standard errors are infinite, with or without a penalty. For a likelihood by
+    sampling, the chains of the fit go on at the estimate to compute the curvature.
 
     With more than 2,048 parameters the noise of the gradient is estimated from 4,096
     rows, which changes standard errors by 1 % or so, and memory grows with the square
@@ -206,7 +208,7 @@ def uncertainty(
         raise ValueError(
             f"fitted must be the result of fit(...), got {type(fitted).__name__}"
         )
-    if not objective.has_value:
+    if not (objective.has_value or objective.num_groups):
         raise ValueError(
             "objective must have a loss value, whose curvature gives the error bars, "
             f"got {type(objective).__name__}, which defines only a gradient; try MPF, "
@@ -311,7 +313,8 @@ def _second_order(parts, data, labels, *, num_clusters, chunk_size, is_dense):
 
     def remaining_terms(point):
         params = to_params(point)
-        value = objective.rest(params, context.shared)
+        sampled = objective.num_groups > 0
+        value = 0.0 if sampled else objective.rest(params, context.shared)
         return value if penalty is None else value + penalty.value(params)
 
     def over_rows(point):
@@ -328,7 +331,10 @@ def _second_order(parts, data, labels, *, num_clusters, chunk_size, is_dense):
     else:
         of_rows = (objective.reduce, params, data, value, gradient)
         hessian = hessian_by_units(losses, *of_rows)
-    hessian += hessian_by_columns(jax.grad(remaining_terms), point)
+    if penalty is not None or not objective.num_groups:
+        hessian += hessian_by_columns(jax.grad(remaining_terms), point)
+    if objective.num_groups:
+        hessian += hessian_of_log_z(objective, data, context, to_params, point)
 
     def row(point, x, rows):
         return objective.row(to_params(point), x, rows)

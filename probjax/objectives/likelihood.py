@@ -168,6 +168,9 @@ class MaximumLikelihood(Objective):
     def groups(self, shared: ModelChains) -> tuple[PyTree, PyTree]:
         return in_groups(shared)
 
+    def states(self, shared: ModelChains) -> State:
+        return shared.particles.x
+
     def _space(self, x):
         return Enumeration(num_sites(x), self.num_states)
 
