@@ -163,7 +163,7 @@ class Objective(ABC):
         return 0
 
     def groups(self, shared: PyTree) -> tuple[PyTree, PyTree]:
-        """Split `Context.shared` into `num_groups` groups; only called if there are any.
+        """Split `Context.shared` into `num_groups` groups; only called if it is not 0.
 
         Returns:
             The shared contexts of all groups, and their axes of groups as `in_axes` of

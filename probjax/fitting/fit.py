@@ -73,10 +73,10 @@ def fit(
     likelihood by sampling (`MaximumLikelihood` with a `sampler`) is descended by
     stochastic approximation instead, see `probjax.fitting.stochastic`; its chains move
     before every step, and its loss has a gradient but no meaningful value. A fit of one
-    round that ends before `stop` is met issues a `ConvergenceWarning`. If the data do not
-    determine all parameters of a built-in model, it issues an `UnboundedWarning`. Any
-    fit warns if the final loss is not finite, and one with an `optimizer` and without
-    minibatches if its loss rises.
+    round that ends before `stop` is met issues a `ConvergenceWarning`. If the data do
+    not determine all parameters of a built-in model, it issues an `UnboundedWarning`.
+    Any fit warns if the final loss is not finite, and one with an `optimizer` and
+    without minibatches if its loss rises.
 
     Args:
         data: rows in memory; or a `Data` of rows with weights or with a mask of
@@ -110,11 +110,12 @@ def fit(
             10,000 for a likelihood by sampling.
         batch_size: rows per step; requires an `optimizer`, or a likelihood by sampling.
             It is ignored if the energy of such a likelihood is linear in the
-            parameters, because then one pass over the rows suffices. A round selects the rows
-            that its steps will visit, with probability proportional to their weights,
-            refreshes only their context, and passes over them in shuffled batches. For
-            losses that are a logarithm of a mean over rows, such as `MPF`, gradients of
-            batches have a bias of order 1 / batch_size; use large batches at the end.
+            parameters, because then one pass over the rows suffices. A round selects
+            the rows that its steps will visit, with probability proportional to their
+            weights, refreshes only their context, and passes over them in shuffled
+            batches. For losses that are a logarithm of a mean over rows, such as `MPF`,
+            gradients of batches have a bias of order 1 / batch_size; use large batches
+            at the end.
             If rows are distributed over devices, a batch is gathered by one sum over
             all devices. Each device then computes its share of the batch if batch_size
             is a multiple of the number of devices, and the whole batch otherwise.

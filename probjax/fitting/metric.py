@@ -1,7 +1,7 @@
 """Metric of a sampled likelihood: the covariance of the gradient of a row.
 
-With F the covariance over rows of the gradient of the loss of a row, which is the Fisher
-matrix of a model that fits the data, the step F^-1 g has the same length in all
+With F the covariance over rows of the gradient of the loss of a row, which is the
+Fisher matrix of a model that fits the data, the step F^-1 g has the same length in all
 directions, measured in standard errors. F is estimated from a sample of rows:
 
     D = diag(F),    F is replaced by D^(1/2) (R + s) D^(1/2),
@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
 from probjax.data.chunks import cut_chunk

@@ -313,7 +313,6 @@ def _evaluate_batch(decode, plan, key, run, params, parts):
     found = evaluate(plan, coordinates, batch, context, point)
     if is_stochastic(plan):
 
-
         def of_rows():
             rows = prepared_block(plan.objective, params, decode, sample)
             return row_sample(rows, context.rows)

@@ -25,13 +25,13 @@ from probjax.fitting.distance import (
 )
 from probjax.fitting.evaluation import Evaluated, evaluate, moved_states, with_metric
 from probjax.fitting.history import Pairs, with_pairs, without_pairs
+from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.minibatches import (
     Batches,
     initial_batches,
     next_batch,
     next_round,
 )
-from probjax.fitting.loss import loss_over_rows
 from probjax.fitting.plan import (
     Coordinates,
     RoundsPlan,

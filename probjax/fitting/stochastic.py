@@ -63,9 +63,9 @@ class StochasticState(NamedTuple):
     """Point that the next step starts from."""
     mean: Float[Array, " n"]
     """Mean of the points of this stage."""
-    count: Array
+    num_points: Array
     """Number of points in `mean`."""
-    last_count: Array
+    points_before: Array
     """Number of points in the mean of the stage before."""
     stage: Array
     """Number of the stage, from 0."""
@@ -118,8 +118,8 @@ class StochasticApproximation(DescentMethod):
             stalled=false,
             current=point,
             mean=zeros,
-            count=zero,
-            last_count=zero,
+            num_points=zero,
+            points_before=zero,
             stage=zero,
             length=length,
             hold=hold,
@@ -191,16 +191,16 @@ class StochasticApproximation(DescentMethod):
             rate = RATE / (1 + time / DECAY) / jnp.maximum(length, 1)
         current = state.current - rate * direction
         counts = (state.stage > 0) | (state.step >= state.length // 2)
-        count = state.count + counts
+        count = state.num_points + counts
         share = jnp.where(counts, 1 / jnp.maximum(count, 1), 0)
         mean = state.mean + share.astype(current.dtype) * (current - state.mean)
         point = jnp.where(state.stage == 0, current, state.point)
-        point = jnp.where((count > state.last_count) & counts, mean, point)
+        point = jnp.where((count > state.points_before) & counts, mean, point)
         return state._replace(
             point=point,
             current=current,
             mean=mean,
-            count=count,
+            num_points=count,
             step=state.step + 1,
             clock=state.clock + 1,
             adam=adam,
@@ -227,7 +227,7 @@ class StochasticApproximation(DescentMethod):
         groups = state.sums.sum(0) / counted.astype(state.value.dtype)
         products, num_directions = gram(metric, groups)
         squared, error = group_distance(self.num_rows * products, num_directions)
-        memory = correlation(*state.sums, metric.scale)
+        memory = correlation(state.sums[0], state.sums[1], metric.scale)
         distance = jnp.sqrt(jnp.maximum(squared, 0) + error)
         taken = state.taken + state.step
         length, hold = self._stage(state.stage + 1, taken)
@@ -236,8 +236,8 @@ class StochasticApproximation(DescentMethod):
             point=state.mean,
             current=state.mean,
             mean=jnp.zeros_like(state.mean),
-            count=zero,
-            last_count=state.count,
+            num_points=zero,
+            points_before=state.num_points,
             stage=state.stage + 1,
             length=length,
             hold=hold,

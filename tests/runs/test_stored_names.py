@@ -47,8 +47,8 @@ INTERNAL = """
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
     fitting.check_statistics:Moments fitting.curvature:CurvedFactor
     fitting.distance:Descent
-    fitting.distance:RowSample fitting.minibatches:Batches fitting.rounds:Evaluated
-    fitting.rounds:Run
+    fitting.distance:RowSample fitting.evaluation:Evaluated
+    fitting.minibatches:Batches fitting.rounds:Run
     leapfrog:Geometry
     models.ising.clusters:Bonds runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
