@@ -150,8 +150,8 @@ class FitCheck(NamedTuple):
             f"the model is {often}: chains started at the data reach states that the "
             f"data do not have (mean activity {self.observed:.3g} in the data, "
             f"{self.early:.3g} in the first and {self.expected:.3g} in the second half "
-            "of the chains); learn it by MaximumLikelihood, or with a sampler by "
-            f"PersistentDivergence; {found}"
+            "of the chains); learn it by MaximumLikelihood, with a sampler if its states "
+            f"are too many to add up; {found}"
         )
 
 
