@@ -34,6 +34,9 @@ HELPERS = (
     "report",
     "scaling_runs",
     "side_by_side",
+    "spikes_exact",
+    "spikes_judged",
+    "spikes_scale",
 )
 
 

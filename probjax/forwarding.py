@@ -68,6 +68,9 @@ class ForwardingObjective(Objective):
     def groups(self, shared: PyTree) -> tuple[PyTree, PyTree]:
         return self.objective.groups(shared)
 
+    def states(self, shared: PyTree) -> State:
+        return self.objective.states(shared)
+
     def num_letters(self) -> int | None:
         return self.objective.num_letters()
 

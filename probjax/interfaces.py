@@ -95,7 +95,7 @@ class Objective(ABC):
     """A loss to be minimised: `reduce` over weighted rows of `row`, plus `rest`.
 
     Only `init` and `refresh` are random, so within a round the loss is a fixed function
-    of `params`.
+    of `params`, unless it contains means over states of the model (`num_groups`).
 
     >>> from probjax import ScoreMatching
     >>> def energy(precision, x):
@@ -163,13 +163,20 @@ class Objective(ABC):
         return 0
 
     def groups(self, shared: PyTree) -> tuple[PyTree, PyTree]:
-        """Split `Context.shared` into `num_groups` groups, if there are any.
+        """Split `Context.shared` into `num_groups` groups; only called if it is not 0.
 
         Returns:
             The shared contexts of all groups, and their axes of groups as `in_axes` of
             `vmap`. The mean over groups of `rest` must be `rest`.
         """
         return shared, None
+
+    def states(self, shared: PyTree) -> State:
+        """Return the states of the model, leaves `(state, ...)`.
+
+        They are distributed like exp(-`energy`). Only called if there are groups.
+        """
+        return ()
 
     def num_letters(self) -> int | None:
         """Return the number of letters of a site, 2 for bits; None if not known."""

@@ -114,7 +114,7 @@ def fit_model(
 
     A penalty without weights of its own applies to couplings only, as in `fit`.
     """
-    if not objective.has_value:
+    if not (objective.has_value or objective.num_groups):
         raise ValueError(
             f"objective must have a value to minimise, got {type(objective).__name__}, "
             "which defines only a gradient; use probjax.fit with an optimizer"

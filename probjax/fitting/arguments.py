@@ -127,7 +127,7 @@ def _metric_of_rows(key, plan, params, data):
         coordinates.params,
         coordinates.point(params),
         RowSample(data, (), plan.total_rows),
-        is_dense=True,
+        for_steps=True,
     )
 
 

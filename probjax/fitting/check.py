@@ -172,7 +172,7 @@ class FitCheck(NamedTuple):
             "the data reach states that the data do not have (mean activity "
             f"{self.observed:.3g} in the data, {self.early:.3g} in the first and "
             f"{self.expected:.3g} in the second half of the chains); learn it by "
-            "MaximumLikelihood with a sampler; "
+            "MaximumLikelihood, with a sampler if its states are too many to add up; "
             f"{count} differ by {errors}"
         )
 

@@ -87,11 +87,11 @@ def evaluate_with(
 
     For stochastic approximation `problem` receives the gradients of all groups.
     """
-    args = (plan, coordinates, context.shared, point, over_rows)
-    if not is_stochastic(plan):
-        return Evaluated(problem, *total_loss(*args))
-    values, groups = group_losses(*args)
-    return Evaluated(problem._replace(groups=groups), values.mean(), groups.mean(0))
+    value, gradient = total_loss(plan, coordinates, context.shared, point, over_rows)
+    if is_stochastic(plan):
+        args = (plan, coordinates, context.shared, point, gradient)
+        problem = problem._replace(groups=partial(group_gradients, *args))
+    return Evaluated(problem, value, gradient)
 
 
 def total_loss(
@@ -111,7 +111,9 @@ def total_loss(
     """
 
     def remaining_terms(params):
-        return plan.objective.rest(params, shared) + _smooth_penalty(plan, params)
+        value = plan.objective.rest(params, shared)
+        smooth, _ = (None, None) if plan.penalty is None else plan.penalty.parts()
+        return value if smooth is None else value + smooth.value(params)
 
     params, pull_back = jax.vjp(coordinates.params, point)
     remaining = jax.value_and_grad(remaining_terms)(params)
@@ -119,31 +121,24 @@ def total_loss(
     return value.astype(float_dtype(params)), pull_back(gradient)[0]
 
 
-def group_losses(
+def group_gradients(
     plan: RoundsPlan,
     coordinates: Coordinates,
     shared: PyTree,
     point: PyTree,
-    over_rows: Callable[[Params], tuple[Scalar, Params]],
-) -> tuple[Float[Array, " group"], Float[Array, "group n"]]:
-    """Compute the loss and its gradient with each group of states of the model.
+    gradient: Float[Array, " n"],
+) -> Float[Array, "group n"]:
+    """Compute the gradient of the loss with each group of states of the model.
 
-    The arguments are those of `total_loss`, which are the means over groups.
+    Args:
+        shared: as for `total_loss`.
+        gradient: gradient of the loss with all states.
     """
     params, pull_back = jax.vjp(coordinates.params, point)
     groups, axes = plan.objective.groups(shared)
-    with_gradient = jax.value_and_grad(plan.objective.rest)
-    rests = jax.vmap(with_gradient, (None, axes))(params, groups)
-    penalty = jax.value_and_grad(partial(_smooth_penalty, plan))(params)
-    common = jax.tree.map(jnp.add, over_rows(params), penalty)
-    values, gradients = jax.tree.map(lambda a, b: a[None] + b, common, rests)
-    return values.astype(float_dtype(params)), jax.vmap(pull_back)(gradients)[0]
-
-
-def _smooth_penalty(plan, params):
-    smooth, _ = (None, None) if plan.penalty is None else plan.penalty.parts()
-    dtype = float_dtype(params)
-    return jnp.zeros((), dtype) if smooth is None else smooth.value(params)
+    rests = jax.vmap(jax.grad(plan.objective.rest), (None, axes))(params, groups)
+    rests = jax.vmap(pull_back)(rests)[0]
+    return gradient[None] + rests - rests.mean(0)[None]
 
 
 def linear_loss(gradient: Params, params: Params) -> tuple[Scalar, Params]:
@@ -177,15 +172,20 @@ def with_metric(
     plan: RoundsPlan,
     coordinates: Coordinates,
     key: PRNGKeyArray,
-    sample: RowSample,
+    sample: Callable[[], RowSample],
     evaluated: Evaluated,
 ) -> Evaluated:
-    """Add the metric of stochastic approximation: that of the plan, or an estimate."""
+    """Add the metric of stochastic approximation: that of the plan, or an estimate.
+
+    Args:
+        sample: returns rows for an estimate. It is called where the method needs the
+            metric, so that rows are not copied in every step.
+    """
 
     def metric(point):
         if plan.metric is not None:
             return plan.metric
-        args = (plan.objective, plan.penalty, coordinates.params, point, sample)
-        return metric_of(key, *args, is_dense=False)
+        args = (plan.objective, plan.penalty, coordinates.params, point, sample())
+        return metric_of(key, *args, for_steps=False)
 
     return evaluated._replace(problem=evaluated.problem._replace(metric=metric))

@@ -69,11 +69,14 @@ def fit(
 ) -> Fit:
     """Minimise `objective` over `data`, starting from `params`.
 
-    By default L-BFGS descends until `stop` is met, and restarts in every round. A fit
-    of one round that ends earlier issues a `ConvergenceWarning`. If the data do not
-    determine all parameters of a built-in model, it issues an `UnboundedWarning`. Any
-    fit warns if the final loss is not finite, and one with an `optimizer` and without
-    minibatches if its loss rises.
+    By default L-BFGS descends until `stop` is met, and restarts in every round. A
+    likelihood by sampling (`MaximumLikelihood` with a `sampler`) is descended by
+    stochastic approximation instead, see `probjax.fitting.stochastic`; its chains move
+    before every step, and its loss has a gradient but no meaningful value. A fit of one
+    round that ends before `stop` is met issues a `ConvergenceWarning`. If the data do
+    not determine all parameters of a built-in model, it issues an `UnboundedWarning`.
+    Any fit warns if the final loss is not finite, and one with an `optimizer` and
+    without minibatches if its loss rises.
 
     Args:
         data: rows in memory; or a `Data` of rows with weights or with a mask of
@@ -100,15 +103,19 @@ def fit(
             plain.
         stop: stopping rule: `StandardErrors(0.05)`, `GradientNorm(1e-5)`, or a user's
             `StoppingRule`. If None, the distance from the minimum must be below 0.05
-            standard errors; with an `optimizer`, or if the objective has no value,
-            `GradientNorm()` is used.
+            standard errors, or below 0.3 for a likelihood by sampling. With an
+            `optimizer`, or if the objective has no value, `GradientNorm()` is used.
         num_rounds: number of times that the objective is refreshed.
-        steps_per_round: largest number of steps between refreshes.
-        batch_size: rows per step; requires an `optimizer`. A round selects the rows
-            that its steps will visit, with probability proportional to their weights,
-            refreshes only their context, and passes over them in shuffled batches. For
-            losses that are a logarithm of a mean over rows, such as `MPF`, gradients of
-            batches have a bias of order 1 / batch_size; use large batches at the end.
+        steps_per_round: largest number of steps between refreshes. If None, 2,000, or
+            10,000 for a likelihood by sampling.
+        batch_size: rows per step; requires an `optimizer`, or a likelihood by sampling.
+            It is ignored if the energy of such a likelihood is linear in the
+            parameters, because then one pass over the rows suffices. A round selects
+            the rows that its steps will visit, with probability proportional to their
+            weights, refreshes only their context, and passes over them in shuffled
+            batches. For losses that are a logarithm of a mean over rows, such as `MPF`,
+            gradients of batches have a bias of order 1 / batch_size; use large batches
+            at the end.
             If rows are distributed over devices, a batch is gathered by one sum over
             all devices. Each device then computes its share of the batch if batch_size
             is a multiple of the number of devices, and the whole batch otherwise.

@@ -34,7 +34,8 @@ def group_distance(
         gram: rows * g_i' F^-1 g_j.
         num_directions: n, the number of parameters.
 
-    >>> close, error = group_distance(jnp.full((4, 4), 12.0), jnp.asarray(3.0))
+    >>> import jax
+    >>> close, error = jax.jit(group_distance)(jnp.full((4, 4), 12.0), 3.0)
     >>> float(close), float(error)
     (4.0, 0.0)
     """
@@ -70,8 +71,9 @@ def correlation(
 ) -> Scalar:
     """Correlation of the errors of groups at two times, over groups and entries.
 
+    >>> import jax
     >>> x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
-    >>> round(float(correlation(x, 3 * x, jnp.ones(2))), 4)
+    >>> round(float(jax.jit(correlation)(x, 3 * x, jnp.ones(2))), 4)
     1.0
     """
     first = (first - first.mean(0)[None]) * weights[None]

@@ -32,7 +32,7 @@ MAX_DENSE = 512
 _MAX_ROWS, _MAX_DENSE_ROWS, _LEAST_ROWS = 8192, 32768, 256
 _RANDOM_STATES = 1024
 # Largest numbers of entries of the row gradients: in all, and of those in memory.
-_MAX_ENTRIES, _MAX_ENTRIES_AT_A_TIME = 2**27, 2**22
+_MAX_ENTRIES, _MAX_ENTRIES_AT_A_TIME = 2**25, 2**18
 _LEAST_RIDGE = 1e-3
 _NUM_PROBES = 4
 
@@ -65,17 +65,18 @@ def metric_of(
     point: Float[Array, " n"],
     sample: RowSample,
     *,
-    is_dense: bool,
+    for_steps: bool,
 ) -> Metric:
     """Estimate the metric at `point` from rows of data.
 
     Args:
         penalty: penalty that is added to the loss; it must be smooth.
         to_params: map from a point to parameters.
-        is_dense: whether to use correlations, if there are few enough parameters.
+        for_steps: whether steps are taken in the metric, so that it needs the range
+            over random states.
     """
     data = sample.data
-    count, is_dense = num_rows(data), is_dense and point.size <= MAX_DENSE
+    count, is_dense = num_rows(data), point.size <= MAX_DENSE
     most = _MAX_DENSE_ROWS if is_dense else _MAX_ROWS
     most = max(_LEAST_ROWS, min(most, _MAX_ENTRIES // point.size))
     chosen = jnp.arange(0, count, -(-count // most))
@@ -93,7 +94,7 @@ def metric_of(
     square -= jnp.outer(mean, mean) if is_dense else mean**2
     variance = jnp.maximum(jnp.diagonal(square) if is_dense else square, 0)
     letters = objective.num_letters()
-    if letters is not None and not jax.tree.leaves(context):
+    if for_steps and letters is not None and not jax.tree.leaves(context):
         low, high = _with_random_states(key, of_row, x, letters, low, high)
     floor = jnp.maximum((high - low) ** 2 / len(chosen), jnp.finfo(point.dtype).tiny)
     added = _curvature(key, penalty, to_params, point)

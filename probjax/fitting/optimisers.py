@@ -30,8 +30,9 @@ class Problem(NamedTuple):
     """Rows over which the loss is computed; None if they are not all in memory."""
     to_params: Callable[[PyTree], PyTree] | None = None
     """Map from a point to parameters; None without a chart."""
-    groups: Array | None = None
-    """Gradients of the loss from independent groups of chains; None without chains."""
+    groups: Callable[[], Array] | None = None
+    """Function that returns the gradients of the loss with independent groups of
+    chains; None without chains."""
     metric: Callable[[PyTree], Any] | None = None
     """Function that estimates the `Metric` at a point; None without chains."""
 
@@ -64,6 +65,10 @@ class DescentMethod(ABC):
         It is in standard errors, and infinite, the default, if it is not known.
         """
         return math.inf
+
+    def remedy(self, state: Any) -> str:
+        """Return advice for a fit that ended too early."""
+        return "try more steps_per_round, or better coordinates (chart=...)"
 
 
 class OptaxState(NamedTuple):

@@ -212,7 +212,8 @@ def _tell_total(decode, plan, key, run, params, parts, total):
         rows = prepared_block(plan.objective, params, decode, sample)
         rows = RowSample(rows, context.rows, jnp.asarray(weight, found.value.dtype))
     if is_stochastic(plan):
-        found = with_metric(plan, coordinates, key, rows, found)  # pyright: ignore
+        of_rows: Any = rows
+        found = with_metric(plan, coordinates, key, lambda: of_rows, found)
         rows = None
     run = tell(plan, coordinates, run._replace(context=context), data, rows, found)
     return finish_piece(coordinates, run)
@@ -311,9 +312,12 @@ def _evaluate_batch(decode, plan, key, run, params, parts):
     context = moved_states(plan, coordinates, key, point, batch, run.context)
     found = evaluate(plan, coordinates, batch, context, point)
     if is_stochastic(plan):
-        rows = prepared_block(plan.objective, params, decode, sample)
-        rows = row_sample(rows, context.rows)
-        found = with_metric(plan, coordinates, key, rows, found)
+
+        def of_rows():
+            rows = prepared_block(plan.objective, params, decode, sample)
+            return row_sample(rows, context.rows)
+
+        found = with_metric(plan, coordinates, key, of_rows, found)
     data = prepared_block(plan.objective, params, decode, first)
     run = tell(plan, coordinates, run._replace(context=context), data, None, found)
     return finish_piece(coordinates, run)

@@ -11,7 +11,7 @@ import numpy as np
 
 from probjax.checks import eager_evaluation, is_concrete, warn
 from probjax.fitting.lbfgs import gradient_rounding
-from probjax.fitting.plan import RoundsPlan
+from probjax.fitting.plan import RoundsPlan, coordinates_of
 from probjax.fitting.rounds import Run, progress
 from probjax.interfaces import Objective, Penalty
 from probjax.trees import describe_range, describe_shapes, known_values
@@ -209,7 +209,8 @@ def _rises(losses):
 
 def _shortfall(plan, run):
     rests = float(run.gradient_norm) <= float(gradient_rounding(run.method.value))
-    remedy = "try more steps_per_round, or better coordinates (chart=...)"
+    method = coordinates_of(plan, run.params).method
+    remedy = method.remedy(run.method)
     if run.method.stalled and rests:
         remedy = "rounding errors prevent further progress; try float64"
     elif run.method.stalled:

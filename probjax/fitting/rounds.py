@@ -289,7 +289,7 @@ def _descend(plan, key, run, params, data, limit):
             run = run._replace(context=context)
         run = run._replace(batches=batches)
         if is_stochastic(plan):
-            of_rows = row_sample(data, run.context.rows)
+            of_rows = partial(row_sample, data, run.context.rows)
             found = with_metric(plan, coordinates, key_now, of_rows, found)
         return tell(plan, coordinates, run, data, sample, found)
 

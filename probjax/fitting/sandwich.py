@@ -32,6 +32,7 @@ from probjax.fitting.gradient_noise import (
     noise_roots,
 )
 from probjax.fitting.loss import loss_over_rows
+from probjax.fitting.sampled_curvature import hessian_of_log_z
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.types import Array, Context, Data, Float, Params
 
@@ -90,7 +91,8 @@ def _second_order(fitted, data, labels, *, num_clusters, chunk_size, is_dense):
 
     def remaining_terms(point):
         params = to_params(point)
-        value = objective.rest(params, context.shared)
+        is_sampled = objective.num_groups > 0
+        value = 0.0 if is_sampled else objective.rest(params, context.shared)
         return value if penalty is None else value + penalty.value(params)
 
     def over_rows(point):
@@ -107,7 +109,10 @@ def _second_order(fitted, data, labels, *, num_clusters, chunk_size, is_dense):
     else:
         of_rows = (objective.reduce, params, data, value, gradient)
         hessian = hessian_by_units(losses, *of_rows)
-    hessian += hessian_by_columns(jax.grad(remaining_terms), point)
+    if penalty is not None or not objective.num_groups:
+        hessian += hessian_by_columns(jax.grad(remaining_terms), point)
+    if objective.num_groups:
+        hessian += hessian_of_log_z(objective, data, context, to_params, point)
 
     def row(point, x, rows):
         return objective.row(to_params(point), x, rows)

@@ -17,7 +17,7 @@ holds of all stages count as steps of the fit.
 
 If the energy is not linear in the parameters, F changes along the way, and may be
 singular at the start, as that of an RBM with small weights is. The direction is then
-that of Adam, and F is estimated again for each measurement, without correlations.
+that of Adam, and F is estimated again for each measurement.
 
 Reference: Younes, Probability Theory and Related Fields 82, 625 (1989); Polyak and
 Juditsky, SIAM J. Control Optim. 30, 838 (1992), for the mean; Kingma and Ba, ICLR 2015.
@@ -63,9 +63,9 @@ class StochasticState(NamedTuple):
     """Point that the next step starts from."""
     mean: Float[Array, " n"]
     """Mean of the points of this stage."""
-    num_counted: Array
+    num_points: Array
     """Number of points in `mean`."""
-    last_count: Array
+    points_before: Array
     """Number of points in the mean of the stage before."""
     stage: Array
     """Number of the stage, from 0."""
@@ -118,8 +118,8 @@ class StochasticApproximation(DescentMethod):
             stalled=false,
             current=point,
             mean=zeros,
-            num_counted=zero,
-            last_count=zero,
+            num_points=zero,
+            points_before=zero,
             stage=zero,
             length=length,
             hold=hold,
@@ -154,6 +154,15 @@ class StochasticApproximation(DescentMethod):
     def distance(self, state: StochasticState) -> Scalar:
         return state.distance
 
+    def remedy(self, state: StochasticState) -> str:
+        if state.memory < _MOST_CORRELATION:
+            return "try more steps_per_round, or more chains (num_chains)"
+        return (
+            "the chains have hardly moved while the distance was measured, with a "
+            f"correlation of {float(state.memory):.2f} between both halves of this "
+            "time; try more num_moves, or a sampler that mixes faster"
+        )
+
     def _stage(self, stage, taken):
         """Return the numbers of steps and of evaluations of a stage.
 
@@ -182,16 +191,16 @@ class StochasticApproximation(DescentMethod):
             rate = RATE / (1 + time / DECAY) / jnp.maximum(length, 1)
         current = state.current - rate * direction
         counts = (state.stage > 0) | (state.step >= state.length // 2)
-        count = state.num_counted + counts
+        count = state.num_points + counts
         share = jnp.where(counts, 1 / jnp.maximum(count, 1), 0)
         mean = state.mean + share.astype(current.dtype) * (current - state.mean)
         point = jnp.where(state.stage == 0, current, state.point)
-        point = jnp.where((count > state.last_count) & counts, mean, point)
+        point = jnp.where((count > state.points_before) & counts, mean, point)
         return state._replace(
             point=point,
             current=current,
             mean=mean,
-            num_counted=count,
+            num_points=count,
             step=state.step + 1,
             clock=state.clock + 1,
             adam=adam,
@@ -201,9 +210,10 @@ class StochasticApproximation(DescentMethod):
         """Add the gradients of groups, and begin a new stage after the last hold."""
         settling = state.hold // _SETTLING_SHARE
         number = state.step - state.length - settling
-        half = jnp.where(2 * number < state.hold - settling, 0, 1)
-        added = jnp.where(number >= 0, problem.groups, 0)
-        state = state._replace(sums=state.sums.at[half].add(added), step=state.step + 1)
+        is_first = 2 * number < state.hold - settling
+        counts = jnp.stack([is_first, ~is_first]) & (number >= 0)
+        added = counts[:, None, None] * problem.groups()[None]
+        state = state._replace(sums=state.sums + added, step=state.step + 1)
         return jax.lax.cond(
             state.step == state.length + state.hold,
             lambda state: self._next_stage(problem, state),
@@ -217,7 +227,7 @@ class StochasticApproximation(DescentMethod):
         groups = state.sums.sum(0) / counted.astype(state.value.dtype)
         products, num_directions = gram(metric, groups)
         squared, error = group_distance(self.num_rows * products, num_directions)
-        memory = correlation(*state.sums, metric.scale)  # pyright: ignore
+        memory = correlation(state.sums[0], state.sums[1], metric.scale)
         distance = jnp.sqrt(jnp.maximum(squared, 0) + error)
         taken = state.taken + state.step
         length, hold = self._stage(state.stage + 1, taken)
@@ -226,8 +236,8 @@ class StochasticApproximation(DescentMethod):
             point=state.mean,
             current=state.mean,
             mean=jnp.zeros_like(state.mean),
-            num_counted=zero,
-            last_count=state.num_counted,
+            num_points=zero,
+            points_before=state.num_points,
             stage=state.stage + 1,
             length=length,
             hold=hold,

@@ -154,7 +154,8 @@ def uncertainty(
     of independent rows, or of independent clusters of rows, each together with the
     random moves drawn for it; the bias that a penalty causes is not included. If
     couplings have no finite estimate, there is an `UnboundedWarning`, and their
-    standard errors are infinite, with or without a penalty.
+    standard errors are infinite, with or without a penalty. For a likelihood by
+    sampling, the chains of the fit go on at the estimate to compute the curvature.
 
     With more than 2,048 parameters the noise of the gradient is estimated from 4,096
     rows, which changes standard errors by 1 % or so, and memory grows with the square
@@ -190,7 +191,7 @@ def uncertainty(
         raise ValueError(
             f"fitted must be the result of fit(...), got {type(fitted).__name__}"
         )
-    if not objective.has_value:
+    if not (objective.has_value or objective.num_groups):
         raise ValueError(
             "objective must have a loss value, whose curvature gives the error bars, "
             f"got {type(objective).__name__}, which defines only a gradient; try MPF, "
