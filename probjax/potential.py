@@ -131,6 +131,10 @@ class Potential:
     def __call__(self, x: State) -> Scalar:
         return _combine(self.weights, list(self.terms(x)))
 
+    def scaled(self, beta: Scalar | float) -> "Potential":
+        """Return this potential times `beta`, an inverse temperature."""
+        return Potential(self.energies, self.args, beta * self.weights)
+
     def terms(self, x: State) -> Float[Array, " term"]:
         """Compute each energy at `x`, unweighted."""
         return jnp.stack([energy(args, x) for energy, args in self._pairs()])

@@ -6,6 +6,7 @@ from probjax.fitting.cross_validation import Validation, cross_validate
 from probjax.fitting.fit import fit, loss
 from probjax.fitting.nodewise import fit_nodes
 from probjax.fitting.path import RegularisationPath, fit_path
+from probjax.fitting.refits import Refits, refit_many, resampled
 from probjax.fitting.result import ConvergenceWarning, Fit, UnboundedWarning
 from probjax.fitting.stopping import (
     AnyOf,
@@ -29,7 +30,10 @@ __all__ = [
     "fit_path",
     "GradientNorm",
     "loss",
+    "refit_many",
+    "Refits",
     "RegularisationPath",
+    "resampled",
     "Progress",
     "StandardErrors",
     "StoppingRule",

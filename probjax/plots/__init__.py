@@ -20,6 +20,7 @@ from probjax.plots.memories import capacity, recovery
 from probjax.plots.pairwise import couplings, graph
 from probjax.plots.paths import cross_validation, path
 from probjax.plots.runs import autocovariance, convergence
+from probjax.plots.temperatures import temperatures
 from probjax.plots.tiles import groupings, images, receptive_fields
 from probjax.plots.words import pattern_frequencies, pattern_ranks, raster
 
@@ -51,5 +52,6 @@ __all__ = [
     "receptive_fields",
     "recovery",
     "SKY",
+    "temperatures",
     "weights",
 ]

@@ -19,14 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from probjax.runs.names_of_0_1_0 import FIELDS_OF_0_1_0, NAMES_OF_0_1_0
 from probjax.runs.npz import read_arrays
-from probjax.runs.stored_names import (
-    FIELDS_OF_0_1_0,
-    NAMES_OF_0_1_0,
-    class_of,
-    field_names,
-    name_of,
-)
+from probjax.runs.stored_names import class_of, field_names, name_of
 from probjax.types import PyTree
 
 _FORMAT, _FORMAT_OF_0_1_0 = "probjax 2", "probjax 1"

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from probjax import random
-from probjax.checks import check_interface, is_concrete
+from probjax.checks import check_interface, holds, is_concrete, is_whole
 from probjax.forwarding import ForwardingSampler
 from probjax.interfaces import Sampler
 from probjax.potential import Potential
@@ -53,7 +53,8 @@ class Tempered(ForwardingSampler):
 
     Args:
         sampler: any sampler whose states do not depend on the weights of the potential.
-        betas: inverse temperatures, decreasing from 1, such as `0.7 ** jnp.arange(6)`.
+        betas: inverse temperatures, decreasing from 1, such as `0.7 ** jnp.arange(6)`;
+            for bits and letters the last may be 0, where all states are equally likely.
 
     In this example `HeatBath()` alone would never leave its starting state:
 
@@ -84,12 +85,12 @@ class Tempered(ForwardingSampler):
     def prepare(self, potential: Potential, x: State) -> State:
         check_interface("sampler", self.sampler, Sampler, "HeatBath()")
         if is_concrete(self.betas):
-            _check_ladder(np.asarray(self.betas))
+            _check_ladder(np.asarray(self.betas), is_discrete=holds(is_whole, x))
         return self.sampler.prepare(potential, x)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> TemperedState:
         def start(key, beta):
-            return self.sampler.init(key, _scaled(beta, potential), x)
+            return self.sampler.init(key, potential.scaled(beta), x)
 
         betas = self._ladder(potential)
         replicas = jax.vmap(start)(jax.random.split(key, len(betas)), betas)
@@ -99,7 +100,7 @@ class Tempered(ForwardingSampler):
         self, key: PRNGKeyArray, potential: Potential, state: TemperedState
     ) -> tuple[TemperedState, Info]:
         def move(key, beta, replica):
-            return self.sampler.step(key, _scaled(beta, potential), replica)
+            return self.sampler.step(key, potential.scaled(beta), replica)
 
         betas = self._ladder(potential)
         move_key, swap_key = jax.random.split(key)
@@ -163,17 +164,12 @@ def swap_rates(info: Info) -> Float[Array, " pair"]:
     return info.swap.sum(axes) / info.tried.sum(axes)
 
 
-def _scaled(beta, potential):
-    """Return `potential` times `beta`."""
-    weights = beta * potential.weights
-    return Potential(potential.energies, potential.args, weights)
-
-
-def _check_ladder(betas):
-    has_ends = betas.ndim == 1 and len(betas) and betas[0] == 1 and betas[-1] > 0
+def _check_ladder(betas, is_discrete):
+    has_ends = betas.ndim == 1 and len(betas) and betas[0] == 1
+    has_ends = has_ends and (betas[-1] > 0 or (is_discrete and betas[-1] == 0))
     # Comparisons with NaN are false, so this form rejects it.
     if not (has_ends and np.all(np.diff(betas) < 0)):
         raise ValueError(
-            f"betas must decrease from 1 and stay above 0, got {betas}; try 0.7 ** "
-            "jnp.arange(6)"
+            "betas must decrease from 1 and stay above 0 (of bits and letters the last "
+            f"may be 0), got {betas}; try 0.7 ** jnp.arange(6)"
         )

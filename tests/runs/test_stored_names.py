@@ -14,7 +14,8 @@ import probjax
 from probjax import Checkpoint, ising, storage
 from probjax.runs import stored_names
 from probjax.runs.checkpoint import open_checkpoint
-from probjax.runs.stored_names import NAMES, NAMES_OF_0_1_0
+from probjax.runs.names_of_0_1_0 import FIELDS_OF_0_1_0, NAMES_OF_0_1_0
+from probjax.runs.stored_names import NAMES
 
 FILES = Path(__file__).parents[1] / "version_0_1_0"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -91,7 +92,7 @@ def test_stored_names_are_unique_and_resolve_to_their_classes():
 
 def test_every_name_of_0_1_0_has_a_class():
     assert set(NAMES_OF_0_1_0.values()) <= set(NAMES)
-    assert set(stored_names.FIELDS_OF_0_1_0) <= set(NAMES)
+    assert set(FIELDS_OF_0_1_0) <= set(NAMES)
 
 
 def test_tables_are_sorted():

@@ -239,13 +239,24 @@ def test_a_step_keeps_the_kind_of_its_state(inner, dtype, x64, key):
     assert {leaf.dtype for leaf in jax.tree.leaves(info)} == {jnp.dtype(dtype)}
 
 
+def test_a_ladder_of_reals_stays_above_zero(key):
+    sampler = tempering.Tempered(samplers.HMC(0.1), [1.0, 0.5, 0.0])
+    starts, options = np.full((2, 3), 0.5), {"sampler": sampler, "num_draws": 1}
+    with pytest.raises(ValueError, match="of bits and letters the last may be 0"):
+        samplers.sample(key, _gaussian, 1.0, starts, **options)
+
+
+def _gaussian(precision, x):
+    return precision * x @ x / 2
+
+
 @pytest.mark.parametrize(
-    "betas", [[], [0.9, 0.5], [1, 1], [1, 0.5, 0.7], [1, 0], [1, np.nan], 1.0, [[1.0]]]
+    "betas", [[], [0.9, 0.5], [1, 1], [1, 0.5, 0.7], [1, 0, -1], [1, np.nan], 1.0, [[1.0]]]
 )
 def test_ladders_that_do_not_fall_from_one_are_refused(betas, key):
     sampler = tempering.Tempered(samplers.HeatBath(), betas)
     with pytest.raises(
-        ValueError, match="betas must decrease from 1 and stay above 0, got"
+        ValueError, match="betas must decrease from 1 and stay above 0 .*, got"
     ):
         samplers.sample(
             key,
