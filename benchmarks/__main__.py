@@ -60,8 +60,9 @@ def main() -> None:
     for table in module.run(options):
         show(table)
         tables.append(table)
-    if given.json:
-        write_json(given.json, given.name, options, tables)
+        # After every table, so that a run that is stopped leaves a record.
+        if given.json:
+            write_json(given.json, given.name, options, tables)
 
 
 if __name__ == "__main__":

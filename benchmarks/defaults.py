@@ -35,6 +35,8 @@ MAX_STEPS, CHECK_EVERY = 2000, 10
 # Numbers in the snapshots of one trace.
 MAX_SNAPSHOT = 10**8
 L1_STRENGTH = 2e-3
+# Seconds of a first call above which times are medians of fewer turns.
+SLOW = 60
 PLAIN, CHARTED, UNCHARTED = "plain call", "best chart", "plain coordinates"
 NUMPY, PEER = "NumPy, SciPy L-BFGS", "scikit-learn, regressions"
 COLUMNS = (
@@ -113,18 +115,19 @@ class Trace:
 
 
 def run(options: Options) -> Iterator[Table]:
-    rows = []
-    for task in tasks(options):
-        rows += task_rows(options, task)
+    note = NOTE
     made = "" if options.data else " (no data were given: generated ones)"
-    yield Table(f"Fits at equal excess loss{made}", COLUMNS, rows, NOTE)
+    for task in tasks(options):
+        title = f"Fits at equal excess loss: {task.name}{made}"
+        yield Table(title, COLUMNS, task_rows(options, task), note)
+        note = "Columns are those of the first table."
     yield sparse(options)
     yield from defaults_errors.run(options)
 
 
 def task_rows(options: Options, task: Task) -> list[tuple]:
     """Rows of a task: the plain call to its end, and all programs at equal excess."""
-    ended = descend(task)
+    ended, seconds = timed(descend, task)
     end = task.vector(ended.params)
     minimum = task.minimum(end)
     least = task.reference(minimum)[0]
@@ -139,7 +142,7 @@ def task_rows(options: Options, task: Task) -> list[tuple]:
         for name, place in found.items()
         if place is not None
     }
-    turns = 3 if options.quick else 5
+    turns = 3 if options.quick else 5 if seconds < SLOW else 2
     times = time_together(turns, own_end=partial(descend, task), **calls)
     first = end_row(task, ended, end, excess(end), minimum, times["own_end"])
     rest = [equal_row(task, name, found, times, excess, target) for name in (*found,)]

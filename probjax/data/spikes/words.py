@@ -64,7 +64,7 @@ class Words(NamedTuple):
         rates, num_active = x.mean(0), int(x.sum())
         lines = [
             f"{len(x):,} words of {x.shape[1]} units in bins of {self.bin_width:g}, "
-            f"from {len(self.labels)} intervals",
+            f"from {len(self.labels)} interval{'s' * (len(self.labels) > 1)}",
             f"{x.sum(1).mean():.1f} units active in a word on average; units active in "
             f"{rates.min():.2%} to {rates.max():.2%} of words",
         ]
