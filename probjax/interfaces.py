@@ -464,3 +464,11 @@ class Chart(ABC):
         smooth can be used with the chart if its entries are proportional.
         """
         return None
+
+    def curvature(self, params: Params) -> PyTree | None:
+        """Return about the second derivative of the loss along each coordinate.
+
+        With it `fit` scales the coordinates of a default chart, in which the curvature
+        of the penalty is then added. None, the default: coordinates are not scaled.
+        """
+        return None

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from probjax.checks import (
     check_count,
@@ -25,10 +26,11 @@ from probjax.checks import (
 )
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows
+from probjax.fitting.charts import Affine, Composed
 from probjax.fitting.dependence import depends_on_first
 from probjax.fitting.distance import RowSample
 from probjax.fitting.loss import default_chunk_size
-from probjax.fitting.metric import metric_of
+from probjax.fitting.metric import metric_of, penalty_curvature
 from probjax.fitting.minibatches import rows_per_round
 from probjax.fitting.out_of_core import check_out_of_core, prepared_block
 from probjax.fitting.plan import (
@@ -268,24 +270,40 @@ def _is_diagonal(penalty, chart, params):
 
 def _default_chart(plan, params, rows):
     """Return the chart that the objective provides, if it suits the penalty."""
+    smooth, _ = (None, None) if plan.penalty is None else plan.penalty.parts()
     if isinstance(rows, Surveyed):
         decode = rows.source.decode
-        chart = _chart_of_sample(decode, plan.objective, params, rows.sample)
+        chart = _chart_of_sample(decode, plan.objective, smooth, params, rows.sample)
     else:
-        chart = _chart_of_rows(plan.objective, params, rows)
+        chart = _chart_of_rows(plan.objective, smooth, params, rows)
     usable = chart is not None and _is_diagonal(plan.penalty, chart, params)
     return chart if usable else None
 
 
 @jax.jit
-def _chart_of_rows(objective, params, data):
-    return objective.chart(params, data)
+def _chart_of_rows(objective, penalty, params, data):
+    return _scaled(objective.chart(params, data), penalty, params)
 
 
 @partial(jax.jit, static_argnums=0)
-def _chart_of_sample(decode, objective, params, sample):
+def _chart_of_sample(decode, objective, penalty, params, sample):
     data = prepared_block(objective, params, decode, sample)
-    return objective.chart(params, data)
+    return _scaled(objective.chart(params, data), penalty, params)
+
+
+def _scaled(chart, penalty, params):
+    """Scale coordinates of known curvature by that of loss and penalty together."""
+    curvature = None if chart is None else chart.curvature(params)
+    if curvature is None:
+        return chart
+    point, unravel = ravel_pytree(chart.forward(params))
+
+    def to_params(point):
+        return chart.inverse(unravel(point))
+
+    added = penalty_curvature(jax.random.key(0), penalty, to_params, point)
+    scale = jax.lax.rsqrt(ravel_pytree(curvature)[0] + added)
+    return Composed((chart, Affine(scale=unravel(scale))))
 
 
 @jax.jit

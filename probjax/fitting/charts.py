@@ -10,6 +10,8 @@ one boolean selects a leaf or a whole subtree, and an array of booleans selects 
 of a leaf.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +171,19 @@ class Composed(Chart):
         for chart in reversed(self.charts):
             coordinates = chart.inverse(coordinates)
         return coordinates
+
+    def scales(self, params: Params) -> Params | None:
+        found = [chart.scales(params) for chart in self.charts]
+        if any(scales is None for scales in found):
+            return None
+        return jax.tree.map(_product, *found)
+
+
+def _product(*factors):
+    """Multiply factors, so that a Python 0.0 remains one."""
+    if any(isinstance(factor, float) and factor == 0 for factor in factors):
+        return 0.0
+    return math.prod(factors)
 
 
 def _masks(name, prefix, params):

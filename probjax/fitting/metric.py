@@ -97,7 +97,7 @@ def metric_of(
     if for_steps and letters is not None and not jax.tree.leaves(context):
         low, high = _with_random_states(key, of_row, x, letters, low, high)
     floor = jnp.maximum((high - low) ** 2 / len(chosen), jnp.finfo(point.dtype).tiny)
-    added = _curvature(key, penalty, to_params, point)
+    added = penalty_curvature(key, penalty, to_params, point)
     total = jnp.maximum(variance, floor) + added
     # Entries that no row and no random state changes: their steps have length 0.
     scale = jnp.where((high > low) | (added > 0), jax.lax.rsqrt(total), 0)
@@ -151,7 +151,12 @@ def _with_random_states(key, of_row, x, letters, low, high):
     return jax.lax.fori_loop(0, num_chunks, add, (low, high))
 
 
-def _curvature(key, penalty, to_params, point):
+def penalty_curvature(
+    key: PRNGKeyArray,
+    penalty: Penalty | None,
+    to_params: Callable[[Array], Params],
+    point: Float[Array, " n"],
+) -> Float[Array, " n"]:
     """Estimate the diagonal of the Hessian of a penalty, exactly if it is diagonal."""
     if penalty is None:
         return jnp.zeros_like(point)

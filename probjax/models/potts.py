@@ -165,6 +165,8 @@ class CentredPotts(Chart):
 
     frequency: Float[Array, "site letter"]
     """m: frequency of each letter at each site."""
+    least: Scalar | float = 1e-6
+    """Smallest variance of a letter that is assumed for `curvature`."""
 
     def forward(self, params: Params) -> Params:
         return self._shifted(params, 1)
@@ -174,6 +176,14 @@ class CentredPotts(Chart):
 
     def scales(self, params: Params) -> Params:
         return Params(0.0, 1.0, params.edges)  # pyright: ignore
+
+    def curvature(self, params: Params) -> Params:
+        """Return that of the pseudolikelihood of independent sites."""
+        variance = self.frequency * (1 - self.frequency)
+        variance = jnp.maximum(variance, self.least)
+        first, second = pair_indices(len(params.field), params.edges)
+        both = 2 * variance[first][:, :, None] * variance[second][:, None, :]
+        return Params(variance, both, params.edges)
 
     def _shifted(self, params, sign):
         first, second = pair_indices(len(params.field), params.edges)
@@ -187,12 +197,17 @@ class CentredPotts(Chart):
 def data_chart(params: Params, data: Data) -> CentredPotts:
     """Return the chart with the frequencies of letters in the data.
 
+    A letter that is always, or never, at a site has the variance of one that differs in
+    one row.
+
     >>> params = init(jax.random.key(0), 2, 2)
     >>> data_chart(params, Data(jnp.array([[0, 1], [0, 0]]))).frequency.tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     hot, mask = _one_hot_rows(params, data)
-    return CentredPotts(mean_of_observed(Data(hot, data.weights, mask)))
+    frequency = mean_of_observed(Data(hot, data.weights, mask))
+    total = len(hot) if data.weights is None else data.weights.sum()
+    return CentredPotts(frequency, 1 / jnp.asarray(total, frequency.dtype))
 
 
 def _one_hot_rows(params, data):

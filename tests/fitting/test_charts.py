@@ -1,12 +1,13 @@
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from small_models import all_states, flat_ising, matrix_of, random_ising
 from test_contract import traces
 
-from probjax import Data, PseudoLikelihood, fit, ising, recipe
+from probjax import L1, L2, Data, PseudoLikelihood, fit, ising, potts, recipe
 from probjax.fitting import AnyOf, GradientNorm, StoppingRule
 from probjax.fitting.charts import Affine, Composed, Frozen, Positive
 from probjax.trees import as_array
@@ -281,3 +282,27 @@ def test_trees_that_do_not_fit_are_refused(chart, message):
 def test_scales_that_lead_nowhere_are_refused(scale):
     with pytest.raises(ValueError, match="scale must be finite and not zero"):
         Affine(scale=scale)
+
+
+def rare_letters():
+    """Letters of which some occur once in a hundred rows."""
+    generator = np.random.default_rng(0)
+    x = generator.choice(4, size=(400, 6), p=[0.6, 0.3, 0.09, 0.01])
+    x[:, 1] = np.where(generator.random(400) < 0.7, x[:, 0], x[:, 1])
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("penalty", [L2(0.01), L1(0.01)], ids=["L2", "L1"])
+def test_scales_with_the_penalty_save_steps_and_keep_the_minimum(penalty, key):
+    x, objective = rare_letters(), PseudoLikelihood(potts.energy, num_states=4)
+    start = jax.tree.map(jnp.zeros_like, potts.init(key, 6, 4))
+    args, options = (key, objective, start, x), {"stop": GradientNorm(1e-4)}
+    found = fit(*args, penalty=penalty, **options)
+    centred = potts.data_chart(start, Data(jnp.asarray(x)))
+    unscaled = fit(*args, penalty=penalty, chart=centred, **options)
+    assert len(found.losses) < 0.7 * len(unscaled.losses)
+    values = [
+        float(each.loss + found.penalty.value(each.params))
+        for each in (found, unscaled)
+    ]
+    assert abs(values[0] - values[1]) < 1e-4

@@ -251,7 +251,8 @@ def _gaussian(precision, x):
 
 
 @pytest.mark.parametrize(
-    "betas", [[], [0.9, 0.5], [1, 1], [1, 0.5, 0.7], [1, 0, -1], [1, np.nan], 1.0, [[1.0]]]
+    "betas",
+    [[], [0.9, 0.5], [1, 1], [1, 0.5, 0.7], [1, 0, -1], [1, np.nan], 1.0, [[1.0]]],
 )
 def test_ladders_that_do_not_fall_from_one_are_refused(betas, key):
     sampler = tempering.Tempered(samplers.HeatBath(), betas)
