@@ -52,7 +52,7 @@ from probjax import (
 from probjax.annealing import compare
 from probjax.connectivity import BitFlips, pairs
 from probjax.data import unique_rows
-from probjax.fitting import fit_nodes
+from probjax.fitting import GradientNorm, fit_nodes
 from probjax.objectives import (
     RISE,
     ContinuousPseudoLikelihood,
@@ -351,8 +351,8 @@ def test_renamed_letters_and_sites_of_a_potts_model_keep_the_energies():
     objective = PseudoLikelihood(potts.energy, num_states=3)
 
     def energies(x, states):
-        params = fit(KEY, objective, zeros, x, penalty=L2(0.01)).params
-        return jax.vmap(potts.energy, (None, 0))(params, states)
+        found = fit(KEY, objective, zeros, x, penalty=L2(0.01), stop=GradientNorm())
+        return jax.vmap(potts.energy, (None, 0))(found.params, states)
 
     states = all_states(3, 3)
     expected = energies(x, states.astype(float))

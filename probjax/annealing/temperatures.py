@@ -99,10 +99,9 @@ class TemperatureCurve(NamedTuple):
                 f"temperature must be one of the temperatures of this curve, got "
                 f"{temperature}; try {self.temperatures[0]:g}"
             )
+        curve = self._asdict()
         return {
-            name: with_error(
-                getattr(self, name)[place[0]], getattr(self, f"{name}_stderr")[place[0]]
-            )
+            name: with_error(curve[name][place[0]], curve[f"{name}_stderr"][place[0]])
             for name in _QUANTITIES
         }
 

@@ -43,11 +43,11 @@ def temperatures(
         raise ValueError(
             f"quantity must be one of {', '.join(LABELS)}, got {quantity!r}"
         )
-    share = 1 / (per_site or 1)
+    share, fields = 1 / (per_site or 1), curve._asdict()
     order = np.argsort(curve.temperatures)
     at = curve.temperatures[order]
-    values = share * getattr(curve, quantity)[order]
-    error = 2 * share * getattr(curve, f"{quantity}_stderr")[order]
+    values = share * fields[quantity][order]
+    error = 2 * share * fields[f"{quantity}_stderr"][order]
     ax = axes(ax)
     ax.axvline(1, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     ax.plot(at, values, color=color, label=label)
