@@ -293,8 +293,7 @@ def _chart_of_sample(decode, objective, penalty, params, sample):
 
 def _scaled(chart, penalty, params):
     """Scale coordinates of known curvature by that of loss and penalty together."""
-    curvature = None if chart is None else chart.curvature(params)
-    if curvature is None:
+    if chart is None or (curvature := chart.curvature(params)) is None:
         return chart
     point, unravel = ravel_pytree(chart.forward(params))
 
