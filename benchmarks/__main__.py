@@ -35,7 +35,9 @@ HELPERS = (
     "scaling_runs",
     "side_by_side",
     "spikes_exact",
+    "spikes_information",
     "spikes_judged",
+    "spikes_kinetic",
     "spikes_scale",
 )
 

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import spikes_kinetic
 from benchmarks.harness import Options, Table
 from benchmarks.spikes_exact import exact_losses, silent_pairs
+from benchmarks.spikes_information import few_neurons, many_neurons
 from benchmarks.spikes_judged import Recording, figure, judged, learn_all
 from benchmarks.spikes_scale import simulated, subsets
 from probjax import plots
@@ -36,10 +38,13 @@ def run(options: Options) -> Iterator[Table]:
     if not options.quick:
         yield silent_pairs(options, {"15": few, "50": many})
     recording = split(many)
+    yield few_neurons(options, few)
     models = learn_all(options, recording)
     yield judged(models, recording)
     yield subsets(options, recording.train)
+    yield many_neurons(options, recording.train)
     yield simulated(options)
+    yield spikes_kinetic.run(options)
     figure(models, recording)
 
 

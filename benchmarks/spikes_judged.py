@@ -42,7 +42,7 @@ FIGURE = Path("out/spikes.png")
 GREEN = "#009E73"
 SAMPLED = MaximumLikelihood(ising.energy, sampler=HeatBath())
 LEAST_COUNT = 10
-NUM_CHAINS = 1000
+NUM_CHAINS, JUDGING_CHAINS = 1000, 4000
 
 
 class Recording(NamedTuple):
@@ -161,7 +161,7 @@ def judge(
 ) -> Judged:
     params, steps, distance = learned
     near_key, far_key, draw_key, z_key, check_key = jax.random.split(key, 5)
-    chosen = np.random.default_rng(0).choice(len(x), NUM_CHAINS, replace=False)
+    chosen = np.random.default_rng(0).choice(len(x), JUDGING_CHAINS, replace=False)
     starts = jnp.asarray(x[chosen])
     draws = 200 if options.quick else 1000
     moments = partial(
@@ -177,7 +177,8 @@ def judge(
     near = moments(near_key, x=starts)
     far = moments(far_key, x=jnp.ones_like(starts))
     chains = partial(sample, energy=ising.energy, params=params, sampler=HeatBath())
-    some = chains(draw_key, x=near.state.x, num_draws=20, thin=20)
+    starts = near.state.x[:NUM_CHAINS]
+    some = chains(draw_key, x=starts, num_draws=20, thin=20)
     base = fit_bernoulli(x)
     both_ways = partial(sandwich, z_key, ising.energy, params, base, some.x[:, -1])
     run = partial(both_ways, sampler=HeatBath(), num_steps=1000)
@@ -264,7 +265,7 @@ def judged(models: dict[str, Judged], recording: Recording) -> Table:
         "Seconds after compiling. Distance: of `Fit`, in standard errors. Train, held "
         "out: nats per bin, by `sandwich` from `fit_bernoulli`, and the width of its "
         "interval. z: root mean square over pairs with 10 coincidences or more, and "
-        "the largest of a rate, of 10^6 draws against the training words, from chains "
+        "the largest of a rate, of 4 x 10^6 draws against the training words, from chains "
         "that start at words / where all neurons fire; mean rate: relative to the "
         "data. ML by sampling has no setting and starts at small random couplings; "
         "others start at independent neurons, with a normal prior of standard "

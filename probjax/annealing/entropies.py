@@ -165,7 +165,13 @@ def divergence(
         )
         return np.array([ratio - p.mean(), q.mean() - ratio, shannon, ratio])
 
-    return Divergence(*map(with_error, *jackknife(quantities, num_batches)))
+    found = list(map(with_error, *jackknife(quantities, num_batches)))
+    return Divergence(*map(_not_negative, found[:3]), found[3])
+
+
+def _not_negative(found):
+    """End an interval at 0, if the value is not below 0 itself."""
+    return found._replace(lower=min(found.value, max(found.lower, 0.0)))
 
 
 @driver

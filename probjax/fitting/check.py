@@ -15,8 +15,10 @@ order, the error of the parameters cancels in its mean, on fitted and on held-ou
 
 The threshold of the largest |z| is the two-sided quantile of Student's t at
 `false_alarms` divided by the number of means (Bonferroni). Further chains start at far
-states. The fraction of them that ends far from all rows is reported, but does not
-decide: chains may be trapped in a mode of negligible probability.
+states. The fraction of them that ends far from all rows does not decide, as chains may
+be trapped in a mode of negligible probability. If there are any, states are annealed to
+the model, and their weights measure the probability of such modes, see
+`probjax.fitting.check_modes`.
 
 Reference: Besag and Clifford, Biometrika 76, 633 (1989), for chains that start at data.
 """
@@ -32,15 +34,16 @@ from jax.tree_util import Partial
 
 from probjax.checks import check_count, check_interface, check_key, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
+from probjax.fitting.check_modes import UNKNOWN, FarModes, far_modes
 from probjax.fitting.check_statistics import (
     Values,
+    are_far,
     compare_means,
     compared_entries,
     data_moments,
     default_statistic,
     draw_moments,
     entry_name,
-    far_share,
     far_states,
     flat,
     state_kind,
@@ -73,6 +76,9 @@ EARLY, CLEAR = 8, 1.5
 MAX_ROWS = 2048
 """Largest number of rows that distances are measured to. If a subset of the parameters
 is compared, because they are many, it is also the number of rows that are compared."""
+MOST_FAR = 0.05
+"""Share of chains from far states that may end far from all rows, where 1 % of the rows
+are, before the model is said to have modes there."""
 FEWER = 5
 """One draw of this many is compared if a subset of the parameters is compared."""
 
@@ -116,6 +122,9 @@ class FitCheck(NamedTuple):
     99 % of rows are from other rows; NaN if no such chains were run."""
     kind: str
     """Kind of states: "bits", "letters" or "reals"."""
+    modes: FarModes = UNKNOWN
+    """Probability of states far from all rows; it is measured if chains from far states
+    end there."""
 
     @property
     def largest(self) -> float:
@@ -125,27 +134,41 @@ class FitCheck(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether no mean differs by more than the threshold."""
-        return self.largest <= self.threshold
+        """Whether no mean differs by more than the threshold, and no far mode is known
+        to be probable.
+        """
+        return self.largest <= self.threshold and not self.modes.is_probable
 
     def describe(self) -> str:
         """Describe the verdict in words."""
-        parts = [self._agreement() if self.passed else self._difference()]
+        agrees = self.largest <= self.threshold
+        parts = [self._agreement() if agrees else self._difference()]
+        if self.modes.is_probable:
+            parts.insert(0, self._far_mode())
         if self.num_fitted < self.num_params:
             parts.append(
                 f"a random subset of {self.num_fitted:,} of {self.num_params:,} "
                 "parameters was compared"
             )
-        if self.far > 0:
+        if self.far > MOST_FAR and not self.modes.is_probable:
             parts.append(
                 f"{self.far:.0%} of the chains from far states ended far from all "
-                "rows: the model has modes there, whose probability these chains do "
-                "not measure"
+                f"rows: the model has modes there, {self.modes.describe()}"
             )
         return "; ".join(parts)
 
     def __repr__(self) -> str:
         return f"FitCheck: {self.describe()}"
+
+    def _far_mode(self):
+        """Describe a probable mode that chains from the data do not reach."""
+        return (
+            "the model has a mode far from all rows, with a probability of about "
+            f"{self.modes.probability:.2g}, which chains from the data do not reach; "
+            "likelihoods that do not include it are too high; learn the model by "
+            "MaximumLikelihood with a sampler, or give counts and products of units "
+            "that never occur a penalty or a common parameter"
+        )
 
     def _agreement(self):
         return (
@@ -225,7 +248,7 @@ def check_fit(
     data = data._replace(x=map_states(partial(jax.tree.map, floating), data.x))
     check_energy(energy, params, data.x)
     kind, num_states = state_kind(data.x)
-    row_key, tune_key, chain_key = split(key, 3)
+    row_key, tune_key, chain_key, mode_key = split(key, 4)
     random = numpy_generator(row_key)
     x, weights = _on_host(data)
     share = weights / weights.sum()
@@ -238,7 +261,8 @@ def check_fit(
         chosen = sampler
     check_interface("sampler", chosen, Sampler, "HeatBath() or HMC(0.1)")
     if kind != "reals":
-        far = far_states(random, starts, num_states, max(num_chains // 4, 1))
+        count = max(num_chains // 4, 1)
+        far = far_states(random, starts, num_states, count, full=count // 2)
         starts = jax.tree.map(lambda *parts: np.concatenate(parts), starts, far)
     if statistic is None:
         statistic = default_statistic(kind, x, share)
@@ -261,7 +285,19 @@ def check_fit(
         found = compare(starts)
         if found.largest > CLEAR * threshold:
             return found
-    return compare(run(starts, thin=thin - short))
+    found = compare(run(starts, thin=thin - short))
+    if not found.far > MOST_FAR:
+        return found
+    modes = far_modes(
+        mode_key,
+        energy,
+        params,
+        chosen,
+        far_states(random, rows[0], num_states, max(num_chains // 2, 1), full=0),
+        rows,
+        num_steps=max(num_steps // 4, 1),
+    )
+    return found._replace(modes=modes)
 
 
 def _check_arguments(key, num_chains, num_steps, false_alarms):
@@ -308,7 +344,7 @@ def _compare(values, observed, rows, kind, num_chains, threshold, draws) -> FitC
     far = float("nan")
     if kind != "reals":
         last = jax.tree.map(lambda leaf: leaf[num_chains:, -1], x)
-        far = far_share(last, *rows)
+        far = float(are_far(last, *rows).mean())
     num_fitted = len(values.subset)
     z = compare_means(observed, late, num_fitted)
     worst = int(np.argmax(np.where(np.isfinite(z), np.abs(z), np.inf)))

@@ -30,7 +30,7 @@ RIDGE = 1e-5
 variance, such as gauges, have no part in it."""
 
 
-class Moments(NamedTuple):
+class SampleMoments(NamedTuple):
     """Means and covariance of (phi, psi) over rows or draws."""
 
     mean: np.ndarray
@@ -134,21 +134,25 @@ def entry_name(params: Params, index: int) -> str:
 
 
 def far_states(
-    random: np.random.Generator, x: State, num_states: int, count: int
+    random: np.random.Generator, x: State, num_states: int, count: int, *, full: int
 ) -> State:
-    """Return far starts: the first half with the last letter, the others uniform."""
+    """Return `count` uniformly random states, the first `full` with last letters only.
+
+    Args:
+        x: states that these are like, and whose inputs they have.
+    """
 
     def fill(leaf):
         drawn = random.integers(num_states, size=(count, *leaf.shape[1:]))
-        drawn[: count // 2] = num_states - 1
+        drawn[:full] = num_states - 1
         return drawn.astype(leaf.dtype)
 
     starts = jax.tree.map(lambda leaf: leaf[:count], x)
     return map_states(partial(jax.tree.map, fill), starts)
 
 
-def far_share(x: State, rows: State, counts: np.ndarray) -> float:
-    """Return the share of states farther from all rows than 99 % of rows are.
+def are_far(x: State, rows: State, counts: np.ndarray) -> np.ndarray:
+    """Return whether each state is farther from all rows than 99 % of rows are.
 
     Args:
         rows: a sample of the rows.
@@ -161,7 +165,7 @@ def far_share(x: State, rows: State, counts: np.ndarray) -> float:
     order = np.argsort(among)
     below = np.cumsum(counts[order]) / counts.sum()
     limit = among[order][np.searchsorted(below, 0.99).clip(0, len(order) - 1)]
-    return float(np.mean(x.shape[1] - _agreements(x, rows).max(axis=1) > limit))
+    return x.shape[1] - _agreements(x, rows).max(axis=1) > limit
 
 
 def flat(x: State) -> np.ndarray:
@@ -180,7 +184,7 @@ def _agreements(x, rows):
     return agree
 
 
-def data_moments(values: Values, x: State, weights: np.ndarray) -> Moments:
+def data_moments(values: Values, x: State, weights: np.ndarray) -> SampleMoments:
     """Compute moments over weighted rows; weights are counts."""
     share = weights / weights.sum()
     origin = values(_rows(x, 0, 1))[0].astype(float)
@@ -196,10 +200,10 @@ def data_moments(values: Values, x: State, weights: np.ndarray) -> Moments:
     covariance = square - np.outer(mean, mean)
     activity = float(flat(x).sum(axis=1) @ share)
     rows = float(weights.sum())
-    return Moments(origin + mean, covariance, covariance / rows, rows, activity)
+    return SampleMoments(origin + mean, covariance, covariance / rows, rows, activity)
 
 
-def draw_moments(values: Values, x: State) -> Moments:
+def draw_moments(values: Values, x: State) -> SampleMoments:
     """Compute moments over draws `(chain, draw, ...)`, with the error of the chains."""
     chains, draws = jax.tree.leaves(x)[0].shape[:2]
     x = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
@@ -210,7 +214,7 @@ def draw_moments(values: Values, x: State) -> Moments:
     means = deviation.reshape(chains, draws, -1).mean(axis=1, dtype=float)
     error = np.atleast_2d(np.cov(means, rowvar=False)) / chains
     activity = float(flat(x).sum(axis=1).mean())
-    return Moments(mean, covariance, error, float(len(f)), activity)
+    return SampleMoments(mean, covariance, error, float(len(f)), activity)
 
 
 def _rows(x, first, count):
@@ -233,7 +237,9 @@ def _values(energy, params, statistic, subset, x):
     return jax.vmap(of_state)(x)
 
 
-def compare_means(data: Moments, model: Moments, num_fitted: int) -> np.ndarray:
+def compare_means(
+    data: SampleMoments, model: SampleMoments, num_fitted: int
+) -> np.ndarray:
     """Return the difference of every mean in standard errors."""
     k, size = num_fitted, len(data.mean)
     # Rows of `combine` are the residuals psi - B phi.

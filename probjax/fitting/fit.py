@@ -96,8 +96,8 @@ def fit(
             parameters. The result contains the penalty with its weights.
         chart: coordinates in which the optimisation takes place, such as
             `charts.Positive()`. If None, L-BFGS and the proximal method use those that
-            the energy provides for the data: centred and scaled for pairwise models,
-            centred for Potts models and RBMs. They do not move the minimum;
+            the energy provides for the data: centred and scaled for pairwise and Potts
+            models, centred for RBMs. They do not move the minimum;
             `charts.Affine()` stands for plain coordinates. With an `optimizer`, or if
             a penalty that is not smooth does not separate in them, coordinates are
             plain.

@@ -37,7 +37,7 @@ _LEAST_RIDGE = 1e-3
 _NUM_PROBES = 4
 
 
-class Metric(NamedTuple):
+class StepMetric(NamedTuple):
     """Inverse of the regularised covariance F, as a linear map."""
 
     scale: Float[Array, " n"]
@@ -48,7 +48,7 @@ class Metric(NamedTuple):
     def solve(self, gradient: Float[Array, " n"]) -> Float[Array, " n"]:
         """Compute F^-1 `gradient`.
 
-        >>> Metric(jnp.array([0.5, 2.0]), None).solve(jnp.ones(2)).tolist()
+        >>> StepMetric(jnp.array([0.5, 2.0]), None).solve(jnp.ones(2)).tolist()
         [0.25, 4.0]
         """
         scaled = self.scale * gradient
@@ -66,7 +66,7 @@ def metric_of(
     sample: RowSample,
     *,
     for_steps: bool,
-) -> Metric:
+) -> StepMetric:
     """Estimate the metric at `point` from rows of data.
 
     Args:
@@ -102,13 +102,13 @@ def metric_of(
     # Entries that no row and no random state changes: their steps have length 0.
     scale = jnp.where((high > low) | (added > 0), jax.lax.rsqrt(total), 0)
     if not is_dense:
-        return Metric(scale, None)
+        return StepMetric(scale, None)
     ridge = max(_LEAST_RIDGE, point.size / (point.size + len(chosen)))
     correlations = scale[:, None] * square * scale[None]
     diagonal = jnp.arange(point.size)
     correlations = correlations.at[diagonal, diagonal].set(1 + ridge)
     factor = jnp.linalg.cholesky(correlations)
-    return Metric(scale, cho_solve((factor, True), jnp.eye(point.size)))
+    return StepMetric(scale, cho_solve((factor, True), jnp.eye(point.size)))
 
 
 def _moments(of_row, x, context, shares, point, is_dense):
@@ -171,7 +171,7 @@ def penalty_curvature(
 
 
 def gram(
-    metric: Metric, gradients: Float[Array, "group n"]
+    metric: StepMetric, gradients: Float[Array, "group n"]
 ) -> tuple[Float[Array, "group group"], Scalar]:
     """Return the products g_i' F^-1 g_j, and the number of entries that can change."""
     solved = jax.lax.map(metric.solve, gradients)

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     """Function that returns the gradients of the loss with independent groups of
     chains; None without chains."""
     metric: Callable[[PyTree], Any] | None = None
-    """Function that estimates the `Metric` at a point; None without chains."""
+    """Function that estimates the `StepMetric` at a point; None without chains."""
 
 
 class DescentMethod(ABC):

@@ -13,7 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from probjax.fitting.lbfgs import QuasiNewton
-from probjax.fitting.metric import Metric
+from probjax.fitting.metric import StepMetric
 from probjax.fitting.optimisers import Optax
 from probjax.fitting.proximal import Proximal
 from probjax.fitting.stochastic import StochasticApproximation
@@ -43,7 +43,7 @@ class RoundsPlan:
     is_linear: bool = static(default=False)
     """Whether the loss is sampled and its gradient over rows is the same for all
     parameters, so that it is computed once."""
-    metric: Metric | None = None
+    metric: StepMetric | None = None
     """Metric of the steps of stochastic approximation, if the loss is linear."""
     total_rows: Scalar | float = 1.0
     """Number of rows, or their total weight; only used by stochastic approximation."""

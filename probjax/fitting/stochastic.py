@@ -12,8 +12,10 @@ A fit consists of stages, each twice as long as the one before. The result of a 
 the mean of the points of its second half if it is the first stage, and of all its
 points otherwise. The parameters are then held at that mean while the chains go on, and
 the distance from the maximum is measured by the products of the gradients of
-independent groups of chains, see `probjax.fitting.group_distance`. The steps and the
-holds of all stages count as steps of the fit.
+independent groups of chains, see `probjax.fitting.group_distance`. If it is above
+`NEAR`, t begins at 0 again. If the chains did not move enough to measure it, the next
+stage is as long as this one. The steps and the holds of all stages count as steps of
+the fit.
 
 If the energy is not linear in the parameters, F changes along the way, and may be
 singular at the start, as that of an RBM with small weights is. The direction is then
@@ -30,7 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from probjax.fitting.group_distance import correlation, group_distance
-from probjax.fitting.metric import Metric, gram
+from probjax.fitting.metric import StepMetric, gram
 from probjax.fitting.optimisers import DescentMethod, Problem
 from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
@@ -41,6 +43,8 @@ ADAM_RATE, ADAM_DECAY = 0.02, 1000.0
 MAX_STEPS = 10_000
 """Largest number of steps of a fit by default."""
 FIRST_STAGE = 250
+NEAR = 1.0
+"""Distance above which the steps of the next stage are as long as at first."""
 _LEAST_HOLD, _HOLD_SHARE = 50, 2
 # Share of a hold before the gradients count, in which chains adjust to the parameters.
 _SETTLING_SHARE = 5
@@ -78,7 +82,7 @@ class StochasticState(NamedTuple):
     taken: Array
     """Number of steps and evaluations of all stages before."""
     clock: Array
-    """Number of steps of all stages."""
+    """Number t of steps, from which the length of the next one follows."""
     sums: Float[Array, "2 group n"]
     """Sums of the gradients of groups in the first and in the second half of a hold."""
     adam: PyTree
@@ -93,7 +97,7 @@ class StochasticState(NamedTuple):
 class StochasticApproximation(DescentMethod):
     """Descent by gradients that are means over chains, as the module describes."""
 
-    metric: Metric | None
+    metric: StepMetric | None
     """Metric of the steps; None for Adam."""
     num_rows: Scalar | float
     """Number of rows, or their total weight."""
@@ -229,8 +233,11 @@ class StochasticApproximation(DescentMethod):
         squared, error = group_distance(self.num_rows * products, num_directions)
         memory = correlation(state.sums[0], state.sums[1], metric.scale)
         distance = jnp.sqrt(jnp.maximum(squared, 0) + error)
+        moves_enough = memory < _MOST_CORRELATION
+        distance = jnp.where(moves_enough, distance, jnp.inf)
         taken = state.taken + state.step
-        length, hold = self._stage(state.stage + 1, taken)
+        stage = jnp.maximum(state.stage + moves_enough, 1)
+        length, hold = self._stage(stage, taken)
         zero = jnp.zeros_like(state.step)
         return state._replace(
             point=state.mean,
@@ -238,13 +245,15 @@ class StochasticApproximation(DescentMethod):
             mean=jnp.zeros_like(state.mean),
             num_points=zero,
             points_before=state.num_points,
-            stage=state.stage + 1,
+            stage=stage,
             length=length,
             hold=hold,
             step=zero,
             taken=taken,
+            # Far from the maximum, steps become as long as they were at first.
+            clock=jnp.where(distance < NEAR, state.clock, 0),
             sums=jnp.zeros_like(state.sums),
-            distance=jnp.where(memory < _MOST_CORRELATION, distance, jnp.inf),
+            distance=distance,
             memory=memory,
         )
 

@@ -64,7 +64,10 @@ class MaximumLikelihood(Objective):
 
     With a `sampler` no other argument is needed, and no other setting of `fit`: chains
     start at rows of the data, and the fit ends when it is closer to the maximum than
-    0.3 standard errors, or warns that it is not. Check the model with `check_fit`.
+    0.3 standard errors, or warns that it is not. For bits and letters some chains are
+    replaced from time to time by states that were annealed from random ones, so that
+    modes of the model far from the data are found, see `probjax.objectives.explorers`.
+    Check the model with `check_fit`.
 
     Args:
         energy: `energy(params, x)` of one state.

@@ -27,6 +27,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from probjax.data.chunks import cut_chunk
+from probjax.objectives.explorers import (
+    CYCLE,
+    Explorers,
+    move_explorers,
+    replace_chains,
+    start_explorers,
+)
 from probjax.objectives.particles import (
     PersistentParticles,
     move_particles,
@@ -55,6 +62,9 @@ class ModelChains(NamedTuple):
     """c for every parameter; None if the sampler does not redraw single sites."""
     num_updates: Array
     """Number of times that the chains were moved."""
+    explorers: Explorers | None
+    """States that are annealed to the model, to find modes that the chains do not
+    reach; None for real numbers, or if there are few chains."""
 
     def describe(self) -> str:
         """Describe the last move of the chains."""
@@ -69,9 +79,15 @@ def start_chains(
     Args:
         objective: a `PersistentDivergence`.
     """
-    particles = start_particles(key, objective, params, data)
+    row_key, explorer_key = jax.random.split(key)
+    particles = start_particles(row_key, objective, params, data)
     return ModelChains(
-        particles, _shares(objective, params, particles.x), jnp.asarray(0)
+        particles,
+        _shares(objective, params, particles.x),
+        jnp.asarray(0),
+        start_explorers(
+            explorer_key, objective, params, particles.x, num_groups=NUM_GROUPS
+        ),
     )
 
 
@@ -79,15 +95,37 @@ def move_chains_on(
     key: PRNGKeyArray, objective: Any, params: Params, chains: ModelChains
 ) -> ModelChains:
     """Move the chains at `params`, and estimate the shares once in a while."""
-    particles = move_particles(key, objective, params, chains.particles)
-    number, share = chains.num_updates + 1, chains.share
+    chain_key, explorer_key = jax.random.split(key)
+    particles = move_particles(chain_key, objective, params, chains.particles)
+    number, share, explorers = chains.num_updates + 1, chains.share, chains.explorers
+    if explorers is not None:
+        explorers, particles = _explore(
+            explorer_key, objective, params, explorers, particles
+        )
     if share is not None:
         share = jax.lax.cond(
             number % UPDATES_PER_SHARE == FIRST_UPDATE,
             lambda: _shares(objective, params, particles.x),
             lambda: share,
         )
-    return ModelChains(particles, share, number)
+    return ModelChains(particles, share, number, explorers)
+
+
+def _explore(key, objective, params, explorers, particles):
+    """Move the explorers, which replace chains at the end of each cycle."""
+    move_key, replace_key = jax.random.split(key)
+    explorers = move_explorers(move_key, objective, params, explorers)
+
+    def replace():
+        chains = particles.x, particles.reference
+        started, (x, reference) = replace_chains(
+            replace_key, objective, explorers, chains, num_groups=NUM_GROUPS
+        )
+        return started, particles._replace(x=x, reference=reference)
+
+    return jax.lax.cond(
+        explorers.step == CYCLE, replace, lambda: (explorers, particles)
+    )
 
 
 def in_groups(chains: ModelChains) -> tuple[PyTree, PyTree]:
@@ -101,7 +139,7 @@ def in_groups(chains: ModelChains) -> tuple[PyTree, PyTree]:
     parts = chains._replace(
         particles=particles._replace(x=jax.tree.map(split, particles.x))
     )
-    return parts, ModelChains(axes._replace(x=0), None, None)  # pyright: ignore
+    return parts, ModelChains(axes._replace(x=0), None, None, None)  # pyright: ignore
 
 
 def mean_energy(objective: Any, params: Params, chains: ModelChains) -> Scalar:

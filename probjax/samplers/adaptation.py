@@ -59,6 +59,7 @@ def move_chains(
     axes: Any = None,
     step_size: Scalar | None = None,
     target: Scalar | float | None = None,
+    beta: Scalar | None = None,
 ) -> Moved:
     """Take `num_steps` steps with many chains that start at `x`.
 
@@ -70,16 +71,21 @@ def move_chains(
             `in_axes` of `vmap`; None if all chains have the same.
         step_size: initial step size, to be adapted; None to adapt nothing.
         target: mean acceptance to adapt to; None for the sampler's own.
+        beta: inverse temperature, by which the energy is multiplied; None for 1.
     """
     keys = jax.random.split(key, len(jax.tree.leaves(x)[0]))
     target = sampler.target_acceptance if target is None else target
 
     x, inputs = split_inputs(x)
 
+    def model_of(params, inputs):
+        model = potential(energy, params, inputs)
+        return model if beta is None else model.scaled(beta)
+
     def start(key, params, inputs, x):
         # Steps are numbered from 0, so no step has this number.
         first_key = random.fold_in(key, 2**31 - 1)
-        return sampler.init(first_key, potential(energy, params, inputs), x)
+        return sampler.init(first_key, model_of(params, inputs), x)
 
     def step(number, carry):
         states, accept, log_step = carry
@@ -87,8 +93,7 @@ def move_chains(
 
         def one(key, params, inputs, state):
             step_key = random.fold_in(key, number)
-            model = potential(energy, params, inputs)
-            state, info = adapted.step(step_key, model, state)
+            state, info = adapted.step(step_key, model_of(params, inputs), state)
             return state, check_info(info)
 
         states, info = sharded_vmap(one, (0, axes, 0, 0))(keys, params, inputs, states)

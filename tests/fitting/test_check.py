@@ -10,11 +10,11 @@ from scipy import stats
 from probjax import Data, MaximumLikelihood, check_fit, fit, ising
 from probjax.fitting.check import _student_quantile
 from probjax.fitting.check_statistics import (
-    Moments,
+    SampleMoments,
+    are_far,
     compare_means,
     compared_entries,
     entry_name,
-    far_share,
 )
 
 SIZE, ROWS = 6, 1000
@@ -51,7 +51,7 @@ def with_mode(params):
 
 def test_residuals_are_those_of_a_regression():
     covariance = np.array([[2.0, 1.0], [1.0, 3.0]])
-    data = Moments(np.zeros(2), covariance, covariance / 100, 100.0, 0.0)
+    data = SampleMoments(np.zeros(2), covariance, covariance / 100, 100.0, 0.0)
     model = data._replace(mean=np.array([1.0, 0.5]), error=0 * covariance, rows=1e9)
     z = compare_means(data, model, 1)
     np.testing.assert_allclose(z, [1 / np.sqrt(2 / 100), 0], atol=1e-4)
@@ -106,8 +106,9 @@ def test_few_rows_do_not_make_their_neighbours_far():
     # Rows differ from each other in two sites. A state that differs in one is near.
     rows = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], np.float32)
     x = np.array([[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 1]], np.float32)
-    assert far_share(x, rows, np.ones(3)) == 0.25
-    assert far_share(x, rows, np.full(3, 2.0)) == 0.75  # rows that are repeated
+    assert are_far(x, rows, np.ones(3)).tolist() == [False, True, False, False]
+    repeated = are_far(x, rows, np.full(3, 2.0))
+    assert repeated.tolist() == [True, True, False, True]
 
 
 def test_weights_count_as_repeated_rows():

@@ -47,7 +47,7 @@ INTERNAL = """
     annealing.adaptation:KnotStatistics annealing.adaptation:Tuning apps.density:Bits
     apps.density:Density data.blocks:Block data.clusters:Clusters
     exact.lattice_graph:Graph exact.lattice_graph:Terms exact.transfer_matrix:Rows
-    fitting.check_statistics:Moments fitting.check_statistics:Values
+    fitting.check_statistics:SampleMoments fitting.check_statistics:Values
     fitting.curvature:CurvedFactor fitting.distance:Descent
     fitting.distance:RowSample fitting.minibatches:Batches fitting.evaluation:Evaluated
     fitting.rounds:Run
