@@ -157,6 +157,9 @@ def many_neurons(options: Options, x: np.ndarray) -> Table:
     usual, long = (QUICK_RUN, RUN) if options.quick else (RUN, LONG_RUN)
     truth = entropy(0, long)
     runs = [entropy(seed, usual) for seed in range(1, 1 + NUM_RUNS)]
+    # A run whose bounds of log Z contradict each other has no value.
+    without = sum(bool(np.isnan(each.value)) for each in runs)
+    runs = [each for each in runs if not np.isnan(each.value)]
     hits = sum(each.lower <= truth.value <= each.upper for each in runs)
     values = np.array([each.value for each in runs])
     stderr = np.mean([each.stderr for each in runs])
@@ -172,6 +175,7 @@ def many_neurons(options: Options, x: np.ndarray) -> Table:
             "mean stderr",
             "mean width",
             "contain the long run",
+            "without a value",
         ),
         [
             (
@@ -183,12 +187,14 @@ def many_neurons(options: Options, x: np.ndarray) -> Table:
                 stderr / BITS,
                 width / BITS,
                 hits,
+                without,
             )
         ],
         f"A run: {usual.chains} chains of {usual.draws} draws, and `sandwich` of "
         f"{usual.steps} steps; the long run: {long.chains}, {long.draws} and "
         f"{long.steps}. Target: at least {LEAST_HITS} of {NUM_RUNS} intervals contain "
-        "the value of the long run.",
+        "the value of the long run. Without a value: the bounds of log Z contradict "
+        "each other.",
     )
 
 

@@ -181,7 +181,7 @@ def judge(
     some = chains(draw_key, x=starts, num_draws=20, thin=20)
     base = fit_bernoulli(x)
     both_ways = partial(sandwich, z_key, ising.energy, params, base, some.x[:, -1])
-    run = partial(both_ways, sampler=HeatBath(), num_steps=1000)
+    run = partial(both_ways, sampler=HeatBath(), num_steps=2000)
     jax.block_until_ready(run().log_z)
     begun = time.perf_counter()
     bracket = jax.block_until_ready(run())
@@ -265,9 +265,9 @@ def judged(models: dict[str, Judged], recording: Recording) -> Table:
         "Seconds after compiling. Distance: of `Fit`, in standard errors. Train, held "
         "out: nats per bin, by `sandwich` from `fit_bernoulli`, and the width of its "
         "interval. z: root mean square over pairs with 10 coincidences or more, and "
-        "the largest of a rate, of 4 x 10^6 draws against the training words, from chains "
-        "that start at words / where all neurons fire; mean rate: relative to the "
-        "data. ML by sampling has no setting and starts at small random couplings; "
+        "the largest of a rate, of 4 x 10^6 draws against the training words, from "
+        "chains that start at words / where all neurons fire; mean rate: relative to "
+        "the data. ML by sampling has no setting and starts at small random couplings; "
         "others start at independent neurons, with a normal prior of standard "
         "deviation 1 on couplings (PCD by hand: none). Targets: z <= .35, mean rate "
         "within 1 %, train -12.1775, held out -12.175, width .006.",

@@ -165,8 +165,12 @@ def divergence(
         )
         return np.array([ratio - p.mean(), q.mean() - ratio, shannon, ratio])
 
-    found = list(map(with_error, *jackknife(quantities, num_batches)))
-    return Divergence(*map(_not_negative, found[:3]), found[3])
+    found = Divergence(*map(with_error, *jackknife(quantities, num_batches)))
+    return found._replace(
+        forward=_not_negative(found.forward),
+        backward=_not_negative(found.backward),
+        jensen_shannon=_not_negative(found.jensen_shannon),
+    )
 
 
 def _not_negative(found):
