@@ -22,7 +22,7 @@ from probjax.data.blocks import Blocks, Surveyed
 from probjax.data.rows import refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.arguments import prepared_data, validated
-from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.fitting.loss import default_chunk_size, value_over_rows
 from probjax.fitting.out_of_core import out_of_core_run
 from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import Fit, fit_of, warn_of_early_end
@@ -307,7 +307,7 @@ def _loss(key, objective, params, data, *, chunk_size):
     context = objective.init(init_key, *frozen)
     context = objective.refresh(refresh_key, *frozen, context)
     context = jax.lax.stop_gradient(context)
-    value, _ = loss_over_rows(
+    value = value_over_rows(
         objective, params, data, context.rows, chunk_size=chunk_size
     )
     return value + objective.rest(params, context.shared)

@@ -91,6 +91,67 @@ def _reduced(reduce, row, params, x, weights, context, chunk_size):
     return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
 
 
+def value_over_rows(
+    objective: Objective,
+    params: Params,
+    data: Data,
+    context: PyTree,
+    *,
+    chunk_size: int,
+) -> Scalar:
+    """Compute the reduction over rows, whose derivatives need the memory of one chunk.
+
+    With several chunks their intermediate values are computed again for a derivative.
+    Arguments are those of `loss_over_rows`.
+    """
+    weights = data.weights
+    if weights is None:
+        weights = jnp.ones(num_rows(data), float_dtype(params))
+
+    def reduced(params, rows, weights):
+        x, rows_context = rows
+        values = jax.vmap(objective.row, (None, 0, 0))(params, x, rows_context)
+        return objective.reduce(values, weights)
+
+    def join(first, second, weights):
+        return objective.reduce(jnp.stack([first, second]), weights)
+
+    args = chunk_size, params, (data.x, context), weights
+    value = _over_chunks(reduced, join, *args)
+    if not has_statistic(objective, params, data.x):
+        return value
+
+    def mean_statistic(params, rows, weights):
+        found = jax.vmap(objective.statistic, (None, 0))(params, rows[0])
+        return weights @ found / weights.sum()
+
+    def join_means(first, second, weights):
+        return (weights[0] * first + weights[1] * second) / weights.sum()
+
+    return value + objective.of_mean(_over_chunks(mean_statistic, join_means, *args))
+
+
+def _over_chunks(function, join, chunk_size, params, rows, weights):
+    """Apply a function to chunks of rows, and join the results in turn."""
+    num_chunks, size = _chunks(len(weights), chunk_size)
+    if num_chunks == 1:
+        return function(params, rows, weights)
+
+    @jax.checkpoint
+    def of_chunk(params, i):
+        part, counted = cut_chunk(i, size, rows, weights)
+        return function(params, part, counted), counted.sum()
+
+    def add(total, i):
+        value, weight = total
+        found, counted = of_chunk(params, i)
+        both = jnp.stack([weight, counted])
+        return (join(value, found, both), weight + counted), None
+
+    others = jnp.arange(1, num_chunks)
+    return jax.lax.scan(add, of_chunk(params, 0), others)[0][0]
+
+
 def _loss_of_mean(objective, params, x, weights, chunk_size):
     """Compute `objective.of_mean` of the mean statistic, and its gradient."""
 
