@@ -18,7 +18,6 @@ from probjax import (
     MPF,
     Gaussian,
     HeatBath,
-    HutchinsonScoreMatching,
     PersistentDivergence,
     PseudoLikelihood,
     ais,
@@ -33,6 +32,7 @@ from probjax import (
 )
 from probjax.bases import Bernoulli
 from probjax.natural import ConjugateGradient, energy_scores, natural_gradient
+from probjax.objectives import HutchinsonScoreMatching
 from probjax.samplers import ColourGibbs
 from probjax.samplers.gibbs import colours
 

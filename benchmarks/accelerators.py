@@ -33,8 +33,9 @@ class Card(NamedTuple):
     bandwidth: float
     """Bytes a second."""
     peak: float
-    """Operations a second in bfloat16; full float32 precision takes `PASSES` of them."""
+    """Operations a second, in the units that multiply matrices."""
     passes: float
+    """Number of these operations for one in full float32 precision."""
 
 
 # v5e, v6e: cloud.google.com/tpu/docs; H100 SXM: NVIDIA's data sheet, float32 units.

@@ -121,14 +121,11 @@ def value_over_rows(
     if not has_statistic(objective, params, data.x):
         return value
 
-    def mean_statistic(params, rows, weights):
-        found = jax.vmap(objective.statistic, (None, 0))(params, rows[0])
-        return weights @ found / weights.sum()
+    def summed(params, rows, weights):
+        return weights @ jax.vmap(objective.statistic, (None, 0))(params, rows[0])
 
-    def join_means(first, second, weights):
-        return (weights[0] * first + weights[1] * second) / weights.sum()
-
-    return value + objective.of_mean(_over_chunks(mean_statistic, join_means, *args))
+    total = _over_chunks(summed, lambda first, second, _: first + second, *args)
+    return value + objective.of_mean(total / weights.sum())
 
 
 def _over_chunks(function, join, chunk_size, params, rows, weights):
