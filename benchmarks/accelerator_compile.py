@@ -44,7 +44,7 @@ class Chip(NamedTuple):
 
     topology: str
     platform: str
-    count: int
+    num_chips: int
 
 
 CHIPS = {
@@ -59,7 +59,7 @@ CHIPS = {
 def mesh_of(chip: Chip) -> Mesh:
     options = {"target_config": H100} if chip.platform == "cuda" else {}
     found = topologies.get_topology_desc(chip.topology, chip.platform, **options)
-    devices = np.array(found.devices[: chip.count])
+    devices = np.array(found.devices[: chip.num_chips])
     return Mesh(devices, ("rows",), axis_types=(AxisType.Auto,))
 
 

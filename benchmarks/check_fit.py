@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -38,15 +39,15 @@ MODE_SHARE = 0.3
 
 def run(options: Options) -> Iterator[Table]:
     if options.data is not None:
-        yield recordings(options)
+        yield recordings(options, options.data)
     yield simulated(options)
 
 
-def recordings(options: Options) -> Table:
-    few = read(options.data / "spikes_maxent15.npz")
+def recordings(options: Options, folder: Path) -> Table:
+    few = read(folder / "spikes_maxent15.npz")
     rows = [row_of("15", "maximum likelihood", few, MaximumLikelihood(ising.energy))]
     if not options.quick:
-        train = split(read(options.data / "spikes_maxent50.npz")).train
+        train = split(read(folder / "spikes_maxent50.npz")).train
         sampled = MaximumLikelihood(ising.energy, sampler=HeatBath())
         rows.append(row_of("50", "maximum likelihood by sampling", train, sampled))
         for name, make in (("MPF", MPF), ("pseudolikelihood", PseudoLikelihood)):

@@ -84,7 +84,7 @@ def few_neurons(options: Options, x: np.ndarray) -> Table:
         params,
         x[:: len(x) // chains][:chains],
         sampler=HeatBath(),
-        temperatures=TEMPERATURES,
+        temperatures=np.array(TEMPERATURES),
     )
     energies = -log_probs  # up to log Z, which is added where it is needed
     log_z = float(exact.log_z(ising.energy, params, size))
