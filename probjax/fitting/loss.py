@@ -145,8 +145,10 @@ def _over_chunks(function, join, chunk_size, params, rows, weights):
         both = jnp.stack([weight, counted])
         return (join(value, found, both), weight + counted), None
 
-    others = jnp.arange(1, num_chunks)
-    return jax.lax.scan(add, of_chunk(params, 0), others)[0][0]
+    # Not the first chunk by itself, which would compile the function twice.
+    shapes = jax.eval_shape(of_chunk, params, 0)
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    return jax.lax.scan(add, nothing, jnp.arange(num_chunks))[0][0]
 
 
 def _loss_of_mean(objective, params, x, weights, chunk_size):

@@ -44,7 +44,8 @@ from probjax.models.rbm.layers import (
 from probjax.potential import closed_form
 from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 
-NUM_PRODUCTS = (8, 16, 32)
+BLOCK = 8
+NUM_PRODUCTS = (8, 16, 24, 32)
 """Numbers of terms between which `flip_gaps` chooses."""
 
 
@@ -113,10 +114,36 @@ def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vis
     # The choice depends on the parameters only, so a batch of states shares one branch.
     weight = jax.lax.stop_gradient(params.weight)
     tolerance = 50 * jnp.finfo(weight.dtype).eps
-    suffices = [tail_bound(weight, count).max() <= tolerance for count in NUM_PRODUCTS]
-    series = [partial(gaps_by_products, num_products=count) for count in NUM_PRODUCTS]
-    branch = jnp.sum(~jnp.stack(suffices))
-    return jax.lax.switch(branch, [*series, exact_gaps], params, x)
+    insufficient = [tail_bound(weight, n).max() > tolerance for n in NUM_PRODUCTS]
+    num_blocks = 1 + jnp.sum(jnp.stack(insufficient))
+    return jax.lax.cond(
+        num_blocks <= len(NUM_PRODUCTS),
+        partial(_gaps_by_blocks, num_blocks),
+        exact_gaps,
+        params,
+        x,
+    )
+
+
+def _gaps_by_blocks(num_blocks, params, x):
+    """Gaps by the first `num_blocks` blocks of products.
+
+    One loop serves all numbers of blocks, because code for each of them would take
+    several times as long to compile.
+    """
+    first, add = _series(params, x)
+
+    def add_block(carry, block):
+        orders = BLOCK * block + jnp.arange(1, BLOCK + 1, dtype=x.dtype)
+        return jax.lax.cond(
+            block < num_blocks,
+            lambda carry: jax.lax.scan(add, carry, orders)[0],
+            lambda carry: carry,
+            carry,
+        ), None
+
+    blocks = jnp.arange(len(NUM_PRODUCTS), dtype=x.dtype)
+    return jax.lax.scan(add_block, first, blocks)[0][0]
 
 
 def gaps_by_products(
@@ -129,21 +156,25 @@ def gaps_by_products(
     >>> bool(jnp.abs(gaps - exact_gaps(params, x)).max() < 1e-4)
     True
     """
+    first, add = _series(params, x)
+    orders = jnp.arange(1, num_products + 1, dtype=x.dtype)
+    return jax.lax.scan(add, first, orders)[0][0]
+
+
+def _series(params, x):
+    """Return the gaps without products, and a function that adds the next product."""
     weight, visible_bias, hidden_bias = params
     change = 1 - 2 * x
     q, z = -jnp.tanh(weight / 4), jnp.tanh((x @ weight + hidden_bias) / 2)
     gaps = change * (visible_bias + weight.sum(1) / 2) - jnp.log1p(-(q**2)).sum(1)
 
-    # A loop, because unrolled products of all branches take seconds to trace.
     def add(carry, p):
         gaps, power, previous, chebyshev = carry
         term = (2 / p) * (power @ chebyshev)
         gaps = gaps - jnp.where(p % 2 == 1, change * term, term)
         return (gaps, power * q, chebyshev, 2 * z * chebyshev - previous), None
 
-    orders = jnp.arange(1, num_products + 1, dtype=z.dtype)
-    (gaps, *_), _ = jax.lax.scan(add, (gaps, q, jnp.ones_like(z), z), orders)
-    return gaps
+    return (gaps, q, jnp.ones_like(z), z), add
 
 
 def tail_bound(
