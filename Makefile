@@ -11,7 +11,7 @@ PYTEST := python -m pytest -n 2 --durations=25
 DEFAULT := --dist worksteal tests -m "not ($(TIERS))"
 
 .PHONY: demo test check documents platforms statistics slow oldest newest lint bench \
-	docs clean
+	accelerators docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m probjax.apps.cli demo
@@ -56,11 +56,18 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m benchmarks $(NAME) $(ARGS) --json benchmarks/results/$(NAME).json
 	$(BIN)/python -m benchmarks.report
 
+# What the compilers of TPUs and GPUs make of the main programs. They are several
+# gigabytes, in environments of their own, and need no device.
+accelerators: $(VENV)/.installed .venv-tpu/.installed .venv-cuda/.installed
+	$(BIN)/python -m benchmarks accelerators $(ARGS) \
+		--json benchmarks/results/accelerators.json
+	$(BIN)/python -m benchmarks.report
+
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-tpu .venv-cuda
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -80,6 +87,12 @@ $(VENV)/.installed: pyproject.toml
 # What does not install is reported in the tables, and stops nothing.
 $(VENV)/.peers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.peer_packages
+	touch $@
+
+.venv-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade pip
+	.venv-$*/bin/python -m pip install --quiet -e ".[$*]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

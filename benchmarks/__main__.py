@@ -11,6 +11,8 @@ from benchmarks.harness import Options, show, write_json
 
 HELPERS = (
     "__main__",
+    "accelerator_compile",
+    "accelerator_programs",
     "annealing_tasks",
     "coverage_claims",
     "coverage_fits",

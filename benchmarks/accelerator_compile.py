@@ -57,8 +57,12 @@ CHIPS = {
 
 
 def mesh_of(chip: Chip) -> Mesh:
-    options = {"target_config": H100} if chip.platform == "cuda" else {}
-    found = topologies.get_topology_desc(chip.topology, chip.platform, **options)
+    if chip.platform == "cuda":
+        found = topologies.get_topology_desc(
+            platform="cuda", target_config=H100, topology=chip.topology
+        )
+    else:
+        found = topologies.get_topology_desc(chip.topology, chip.platform)
     devices = np.array(found.devices[: chip.num_chips])
     return Mesh(devices, ("rows",), axis_types=(AxisType.Auto,))
 

@@ -32,7 +32,6 @@ from probjax import (
 )
 from probjax.bases import Bernoulli
 from probjax.natural import ConjugateGradient, energy_scores, natural_gradient
-from probjax.objectives import HutchinsonScoreMatching
 from probjax.samplers import ColourGibbs
 from probjax.samplers.gibbs import colours
 
@@ -206,11 +205,19 @@ def convolutional(key: jax.Array, x: jax.Array) -> Any:
         jnp.full((64, 32, 3, 3), 0.01),
         jnp.ones(64),
     )
-    objective = HutchinsonScoreMatching(images)
+    objective = PersistentDivergence(
+        images, HMC(0.1, num_steps=5), num_particles=128, num_moves=5
+    )
     return fit(
-        key, objective, params, x, optimizer=optax.adam(1e-3), batch_size=128,
-        num_rounds=10,
-    ).params  # fmt: skip
+        key,
+        objective,
+        params,
+        x,
+        optimizer=optax.adam(1e-3),
+        batch_size=128,
+        num_rounds=100,
+        steps_per_round=1,
+    ).params
 
 
 def by_hand(key: jax.Array, x: jax.Array) -> Any:
@@ -310,7 +317,7 @@ PROGRAMS = {
         (Shape((10_000, 784)),),
     ),
     "convolutional": Program(
-        "score matching of a convolutional energy, 32 x 32 pixels, batches of 128",
+        "PCD of a convolutional energy by HMC, 32 x 32 pixels, batches of 128",
         convolutional,
         (Shape((50_000, 32, 32)),),
     ),

@@ -20,7 +20,7 @@ from benchmarks.harness import Options, Table
 
 ROOT = Path(__file__).parents[1]
 MOST_CODE, MEMORY_SHARE = 16.0, 0.8
-LIMIT = 1800
+LIMIT = 300
 
 
 class Card(NamedTuple):
