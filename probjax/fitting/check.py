@@ -166,8 +166,7 @@ class FitCheck(NamedTuple):
             "the model has a mode far from all rows, with a probability of about "
             f"{self.modes.probability:.2g}, which chains from the data do not reach; "
             "likelihoods that do not include it are too high; learn the model by "
-            "MaximumLikelihood with a sampler, or give counts and products of units "
-            "that never occur a penalty or a common parameter"
+            "MaximumLikelihood with a sampler, with more steps if it was learned so"
         )
 
     def _agreement(self):
