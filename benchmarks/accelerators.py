@@ -85,7 +85,9 @@ NOTE = (
     "Compile s: lowering not included. Memory: inputs, outputs and temporary arrays of "
     "one chip. bfloat16: number of arrays of that type in the program; there should be "
     "none, because products have full float32 precision. us a pass: roofline of the "
-    "program with every loop passed once. Targets: at most "
+    "program with every loop passed once, so that a loop over chunks of 4,096 rows "
+    "counts one chunk; fits and losses have such chunks, and the program by hand has "
+    "all rows at once. Targets: at most "
     f"{MOST_CODE:g} MB of code, and {MEMORY_SHARE:.0%} of the memory of the chip."
 )
 
@@ -134,7 +136,9 @@ def roofline(card: Card, found: dict[str, Any]) -> tuple[float | str, str]:
     """Return the least microseconds of a pass, and what bounds it."""
     if not found["flops"] or not found["bytes"]:
         return "", "not known"
-    arithmetic = found["flops"] * card.passes / card.peak
+    # A program with bfloat16 has products of lower precision, in one operation.
+    passes = 1.0 if found["bfloat16"] else card.passes
+    arithmetic = found["flops"] * passes / card.peak
     traffic = found["bytes"] / card.bandwidth
     bound = "arithmetic" if arithmetic > traffic else "memory"
     return 1e6 * max(arithmetic, traffic), bound

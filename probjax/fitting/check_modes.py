@@ -29,8 +29,7 @@ from probjax.types import Energy, Params, PRNGKeyArray, State
 LEAST_STATES = 5
 """Number of states that must end near the data, and far from them."""
 SMALL = 0.02
-"""Probability of far states that a model may have: about that of the rows themselves.
-"""
+"""Probability of far states that a model may have: twice that of the rows."""
 _ERRORS = 3.0
 
 

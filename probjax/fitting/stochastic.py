@@ -13,9 +13,9 @@ the mean of the points of its second half if it is the first stage, and of all i
 points otherwise. The parameters are then held at that mean while the chains go on, and
 the distance from the maximum is measured by the products of the gradients of
 independent groups of chains, see `probjax.fitting.group_distance`. If it is above
-`NEAR`, t begins at 0 again. If the chains did not move enough to measure it, the next
-stage is as long as this one. The steps and the holds of all stages count as steps of
-the fit.
+`NEAR`, t begins at 0 again. If the chains did not move enough to measure it, but did
+before, the next stage is as long as this one. The steps and the holds of all stages
+count as steps of the fit.
 
 If the energy is not linear in the parameters, F changes along the way, and may be
 singular at the start, as that of an RBM with small weights is. The direction is then
@@ -236,7 +236,9 @@ class StochasticApproximation(DescentMethod):
         moves_enough = memory < _MOST_CORRELATION
         distance = jnp.where(moves_enough, distance, jnp.inf)
         taken = state.taken + state.step
-        stage = jnp.maximum(state.stage + moves_enough, 1)
+        # Only once, because a sampler that mixes slowly needs longer holds.
+        repeats = ~moves_enough & (state.memory < _MOST_CORRELATION)
+        stage = jnp.maximum(state.stage + ~repeats, 1)
         length, hold = self._stage(stage, taken)
         zero = jnp.zeros_like(state.step)
         return state._replace(
