@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -38,6 +39,7 @@ from probjax.data.rows import unique_rows
 from probjax.fitting import uncertainty
 from probjax.fitting.result import ConvergenceWarning
 from probjax.fitting.stochastic import FIRST_STAGE
+from probjax.forwarding import ForwardingSampler
 from probjax.potential import potential
 from probjax.samplers import ColourGibbs, Tempered
 from probjax.samplers.gibbs import GibbsState, colours
@@ -144,6 +146,31 @@ def test_chains_that_do_not_move_do_not_converge():
         still = fit(*args, steps_per_round=FIRST_STAGE)
     assert not still.converged
     assert np.isinf(still.distance)
+
+
+@recipe
+class Lazy(ForwardingSampler):
+    """Sampler that moves in few of its steps."""
+
+    sampler: Sampler
+    chance: float
+
+    def step(self, key, potential, state):
+        move_key, chance_key = jax.random.split(key)
+        moved, info = self.sampler.step(move_key, potential, state)
+        moves = jax.random.uniform(chance_key) < self.chance
+        return jax.tree.map(lambda a, b: jnp.where(moves, a, b), moved, state), info
+
+
+@pytest.mark.statistics
+@pytest.mark.filterwarnings("ignore:fit has not converged")
+def test_slow_chains_get_holds_that_are_long_enough(best):
+    objective = MaximumLikelihood(ising.energy, sampler=Lazy(HeatBath(), 0.01))
+    args = jax.random.key(1), objective, flat_ising(SIZE), rows()
+    slow = fit(*args, penalty=PENALTY)
+    distance = standard_errors(slow.params, best.params, rows())
+    assert distance < 2
+    assert slow.distance < 2
 
 
 def test_error_bars_are_those_of_the_exact_likelihood(found, best):
