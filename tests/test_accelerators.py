@@ -25,8 +25,13 @@ def test_every_program_is_measured():
 
 
 def test_the_roofline_is_the_slower_of_arithmetic_and_memory():
-    card = CARDS["h100"]
-    found = {"flops": card.peak, "bytes": card.bandwidth / 2}
-    assert roofline(card, found) == (1e6, "arithmetic")
-    assert roofline(card, {"flops": 1.0, "bytes": card.bandwidth}) == (1e6, "memory")
-    assert roofline(card, {"flops": None, "bytes": None}) == ("", "not known")
+    def bound(chip, flops, traffic, bfloat16=0):
+        found = {"flops": flops, "bytes": traffic, "bfloat16": bfloat16}
+        return roofline(CARDS[chip], found)
+
+    card = CARDS["v5e"]
+    assert bound("v5e", card.peak / 6, card.bandwidth / 2) == (1e6, "arithmetic")
+    assert bound("v5e", card.peak / 6, card.bandwidth) == (1e6, "memory")
+    # Products of bfloat16 take one operation instead of six.
+    assert bound("v5e", card.peak, 1.0, bfloat16=1) == (1e6, "arithmetic")
+    assert bound("h100", None, None) == ("", "not known")
