@@ -174,7 +174,7 @@ def _variance_ratio(objective, coordinates, sample, descent, method):
     change = method.smooth_gradient - descent.anchor_gradient
     gradient = method.gradient
     variances = row_variances(
-        objective, coordinates.params, method.point, sample, [steps, gradient]
+        objective, coordinates.params, method.point, sample, jnp.stack([steps, gradient])
     )
     curvature = steps @ change
     convex = curvature > 0
@@ -191,8 +191,8 @@ def row_variances(
     to_params: Any,
     point: Float[Array, " n"],
     sample: RowSample,
-    directions: list[Float[Array, " n"]],
-) -> list[Scalar]:
+    directions: Float[Array, "direction n"],
+) -> Float[Array, " direction"]:
     """Compute the variance over rows of the row gradient along each direction.
 
     The row gradient is the derivative of the gradient of the loss with respect to the
@@ -208,17 +208,17 @@ def row_variances(
         params = to_params(point)
         return jax.vmap(objective.row, (None, 0, 0))(params, x, sample.context)
 
-    # In turn and not batched, so that only one tangent is in memory.
-    values, tangent = jax.linearize(row_values, point)
-    shares = jax.grad(objective.reduce)(values, weights)
     total = weights.sum()
-    factors = jnp.where(weights > 0, total * shares / weights, 0)
-    variances = []
-    for direction in directions:
-        slopes = tangent(direction)
+
+    def variance(direction):
+        values, slopes = jax.jvp(row_values, (point,), (direction,))
+        shares = jax.grad(objective.reduce)(values, weights)
+        factors = jnp.where(weights > 0, total * shares / weights, 0)
         influence = factors * (slopes - shares @ slopes)
-        variances.append(weights @ influence**2 / total)
-    return variances
+        return weights @ influence**2 / total
+
+    # In turn and not batched, so that only one tangent is in memory.
+    return jax.lax.map(variance, directions)
 
 
 def _select(condition, first, second):

@@ -3,7 +3,9 @@
 With the pairs s_i = x_(i+1) - x_i and y_i = g_(i+1) - g_i, the inverse Hessian H is
 approximated by the one that satisfies H y_i = s_i for the newest pair and changes least
 from pair to pair. The history is the largest part of the state of a fit, so it is
-written in place and never copied.
+written in place and never copied. Its arrays have an axis of length 1 between pairs and
+parameters: a TPU stores the last two axes in tiles of 8 x 128, in which the vectors of
+eight pairs would be interleaved.
 
 Reference: Nocedal, "Updating quasi-Newton matrices with limited storage" (1980).
 """
@@ -28,8 +30,8 @@ class Memory(NamedTuple):
     empty.
     """
 
-    steps: Float[Array, "m n"]
-    changes: Float[Array, "m n"]
+    steps: Float[Array, "m 1 n"]
+    changes: Float[Array, "m 1 n"]
     curvature: Float[Array, " m"]
     """Products steps_i . changes_i, zero for an empty slot."""
     newest: Array | int = -1
@@ -55,7 +57,7 @@ def num_pairs(size: int) -> int:
 
 def empty_memory(size: int, point: Vector) -> Memory:
     """Return a memory of `size` empty slots."""
-    slots = jnp.zeros((size, len(point)), point.dtype)
+    slots = jnp.zeros((size, 1, len(point)), point.dtype)
     return Memory(slots, slots, jnp.zeros(size, point.dtype), jnp.asarray(-1))
 
 
@@ -105,7 +107,7 @@ def inverse_hessian(memory: Memory, vector: Vector) -> Vector:
     def weighted(slot, pair, vector):
         # An empty slot may hold an old pair, and 0 times its product may be NaN.
         rho = inverse[slot]
-        return jnp.where(rho > 0, rho * (pair[slot] @ vector), 0)
+        return jnp.where(rho > 0, rho * jnp.sum(pair[slot] * vector), 0)
 
     def backward(vector, slot):
         amount = weighted(slot, memory.steps, vector)
@@ -117,11 +119,11 @@ def inverse_hessian(memory: Memory, vector: Vector) -> Vector:
         return vector + excess * memory.steps[slot], None
 
     oldest_first = (memory.newest + 1 + jnp.arange(size)) % size
-    vector, amounts = jax.lax.scan(backward, vector, oldest_first, reverse=True)
+    row, amounts = jax.lax.scan(backward, vector[None], oldest_first, reverse=True)
     change = memory.changes[memory.newest % size]
     curvature = memory.newest_curvature
-    scale = jnp.where(curvature > 0, curvature / (change @ change), 1)
-    return jax.lax.scan(forward, scale * vector, (oldest_first, amounts))[0]
+    scale = jnp.where(curvature > 0, curvature / jnp.sum(change**2), 1)
+    return jax.lax.scan(forward, scale * row, (oldest_first, amounts))[0][0]
 
 
 Pairs = list[tuple[Array, Array]]

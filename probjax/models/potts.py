@@ -27,8 +27,14 @@ import numpy as np
 from probjax.checks import check_count, holds
 from probjax.data.rows import mean_of_observed
 from probjax.interfaces import Chart
-from probjax.models.ising.parameters import Edges, checked_edges, pair_indices
 from probjax.models.letter_counts import describe_never_observed, never_observed
+from probjax.models.pairs import (
+    Edges,
+    checked_edges,
+    pair_indices,
+    pair_values,
+    upper_triangle,
+)
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
@@ -93,7 +99,8 @@ def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site le
     [[-1.0, 0.0, 1.0], [0.0, 0.0, 0.5]]
     """
     hot = _one_hot(params, x)
-    field = params.field + (hot.ravel() @ _matrix(params)).reshape(hot.shape)
+    coupled = jax.lax.optimization_barrier(hot.ravel() @ _matrix(params))
+    field = params.field + coupled.reshape(hot.shape)
     return field - jnp.sum(hot * field, axis=1, keepdims=True)
 
 
@@ -181,17 +188,14 @@ class CentredPotts(Chart):
         """Return that of the pseudolikelihood of independent sites."""
         variance = self.frequency * (1 - self.frequency)
         variance = jnp.maximum(variance, self.least)
-        first, second = pair_indices(len(params.field), params.edges)
-        both = 2 * variance[first][:, :, None] * variance[second][:, None, :]
-        return Params(variance, both, params.edges)
+        both = 2 * variance[:, None, :, None] * variance[None, :, None, :]
+        return Params(variance, pair_values(both, params.edges), params.edges)
 
     def _shifted(self, params, sign):
-        first, second = pair_indices(len(params.field), params.edges)
-        at_first = jnp.einsum("pab,pb->pa", params.coupling, self.frequency[second])
-        at_second = jnp.einsum("pab,pa->pb", params.coupling, self.frequency[first])
-        field = params.field.at[first].add(sign * at_first)
-        field = field.at[second].add(sign * at_second)
-        return Params(field, params.coupling, params.edges)
+        blocks = upper_triangle(params.coupling, len(params.field), params.edges)
+        shift = jnp.einsum("ijab,jb->ia", blocks, self.frequency)
+        shift += jnp.einsum("ijab,ia->jb", blocks, self.frequency)
+        return Params(params.field + sign * shift, params.coupling, params.edges)
 
 
 def data_chart(params: Params, data: Data) -> CentredPotts:
@@ -333,8 +337,7 @@ def contact_scores(params: Params) -> Float[Array, "site site"]:
     """
     sites = len(params.field)
     norms = jnp.sqrt(jnp.sum(zero_sum(params).coupling ** 2, axis=(1, 2)))
-    half = jnp.zeros((sites, sites), norms.dtype)
-    half = half.at[pair_indices(sites, params.edges)].set(norms)
+    half = upper_triangle(norms, sites, params.edges)
     scores = half + half.T
     of_site = scores.sum(0) / (sites - 1)
     mean = jnp.where(scores.any(), of_site.mean(), 1)
@@ -380,14 +383,13 @@ def _one_hot(params, x):
 def _matrix(params):
     """Symmetric matrix of all couplings, with an index for each site and letter."""
     sites, num_states = params.field.shape
-    first, second = pair_indices(sites, params.edges)
+    first, _ = pair_indices(sites, params.edges)
     if params.coupling.shape != (len(first), num_states, num_states):
         raise ValueError(
             f"params must have {num_states} x {num_states} couplings for each of "
             f"{len(first)} pairs, got shape {params.coupling.shape}"
         )
-    blocks = jnp.zeros((sites, sites, num_states, num_states), params.coupling.dtype)
-    blocks = blocks.at[first, second].set(params.coupling, unique_indices=True)
+    blocks = upper_triangle(params.coupling, sites, params.edges)
     half = blocks.swapaxes(1, 2).reshape(2 * (sites * num_states,))
     return half + half.T
 

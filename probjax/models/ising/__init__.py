@@ -18,19 +18,17 @@ from probjax.models.ising.model import (
     unit_energy,
 )
 from probjax.models.ising.parameters import (
-    Edges,
     Params,
     UnitParams,
-    checked_edges,
     coupling_matrix,
     couplings_only,
     from_matrix,
     init,
-    pair_indices,
     symmetrised,
     unit_params,
 )
 from probjax.models.ising.table import CouplingTable, coupling_table
+from probjax.models.pairs import Edges, checked_edges, pair_indices
 
 __all__ = [
     "bits",
@@ -42,8 +40,8 @@ __all__ = [
     "coupling_table",
     "couplings_only",
     "CouplingTable",
-    "Edges",
     "data_chart",
+    "Edges",
     "energy",
     "Fields",
     "flip_gap",

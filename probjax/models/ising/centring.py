@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.interfaces import Chart
-from probjax.models.ising.parameters import Params, pair_indices, pair_matrix
+from probjax.models.ising.parameters import Params, pair_matrix
+from probjax.models.pairs import pair_values
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
@@ -46,22 +47,22 @@ class CentredIsing(Chart):
                 f"params must have the {len(self.mean)} units of the chart, got "
                 f"{len(params.bias)}"
             )
-        first, second = pair_indices(len(self.mean), params.edges)
-        coupling = 2 * params.coupling * (self.scale[first] * self.scale[second])
+        coupling = params.coupling * self._pair_scales(params)
         bias = self.scale * (params.bias + 2 * self._field_of_means(params))
         return Params(bias, coupling, params.edges)
 
     def inverse(self, coordinates: Params) -> Params:
-        first, second = pair_indices(len(self.mean), coordinates.edges)
-        coupling = coordinates.coupling / (2 * self.scale[first] * self.scale[second])
+        coupling = coordinates.coupling / self._pair_scales(coordinates)
         params = Params(coordinates.bias / self.scale, coupling, coordinates.edges)
         bias = params.bias - 2 * self._field_of_means(params)
         return Params(bias, coupling, params.edges)
 
     def scales(self, params: Params) -> Params:
-        first, second = pair_indices(len(self.mean), params.edges)
-        coupling = 1 / (2 * self.scale[first] * self.scale[second])
-        return Params(0.0, coupling, params.edges)  # pyright: ignore
+        return Params(0.0, 1 / self._pair_scales(params), params.edges)  # pyright: ignore
+
+    def _pair_scales(self, params):
+        """2 s_i s_j for each pair."""
+        return pair_values(2 * jnp.outer(self.scale, self.scale), params.edges)
 
     def _field_of_means(self, params):
         """sum_(j != i) J_ij mean_j for each unit i."""

@@ -31,7 +31,7 @@ from jaxtyping import Bool, Int
 from probjax import random
 from probjax.interfaces import Sampler
 from probjax.models.ising.model import energy
-from probjax.models.ising.parameters import pair_indices
+from probjax.models.pairs import pair_indices
 from probjax.potential import Potential
 from probjax.recipe import recipe
 from probjax.states import binary

@@ -22,13 +22,12 @@ from probjax.models.ising.centring import data_chart
 from probjax.models.ising.parameters import (
     Params,
     UnitParams,
-    coupled_units,
     coupling_matrix,
     couplings_only,
-    pair_indices,
     pair_matrix,
     unit_params,
 )
+from probjax.models.pairs import coupled_sites, pair_indices
 from probjax.potential import closed_form
 from probjax.types import Array, Data, Float, Scalar
 
@@ -88,7 +87,7 @@ def unit_flip_gap(
     >>> float(gap(jnp.array([1.0, 1.0]), 1))
     -1.0
     """
-    coupled = jnp.asarray(coupled_units(len(params.coupling), params.edges))
+    coupled = jnp.asarray(coupled_sites(len(params.coupling), params.edges))
 
     def gap(x, unit):
         coupling = jnp.where(coupled[unit], 2 * params.coupling, 0)
@@ -173,7 +172,7 @@ def unbounded_entries(params: Params, data: Data) -> Params:
     constant = _is_constant(counts)
     first, second = pair_indices(len(params.bias), params.edges)
     missing = _missing_states(counts)
-    of_bias = (missing[1] | missing[3]) & coupled_units(len(constant), params.edges)
+    of_bias = (missing[1] | missing[3]) & coupled_sites(len(constant), params.edges)
     of_coupling = missing[:, first, second].any(0)
     return Params(
         constant | of_bias.any(1),

@@ -6,7 +6,6 @@ restricted to the edges of a graph.
 """
 
 from collections.abc import Iterable
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,16 @@ import numpy as np
 
 from probjax.checks import is_concrete
 from probjax.devices import on_host
+from probjax.models.pairs import (
+    Edges,
+    checked_edges,
+    pair_indices,
+    pair_values,
+    upper_triangle,
+)
 from probjax.recipe import recipe, static
 from probjax.trees import as_array, floating
 from probjax.types import Array, ArrayLike, Float, PRNGKeyArray
-
-Edges = tuple[tuple[int, int], ...]
 
 
 @recipe
@@ -75,9 +79,9 @@ def from_matrix(
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"J must be a square matrix, got shape {matrix.shape}")
     edges = checked_edges(edges, len(matrix))
-    rows, columns = pair_indices(len(matrix), edges)
     if not is_concrete(matrix):
-        return Params(jnp.diagonal(matrix), matrix[rows, columns], edges)
+        return Params(jnp.diagonal(matrix), pair_values(matrix, edges), edges)
+    rows, columns = pair_indices(len(matrix), edges)
     # NumPy compiles nothing.
     known = on_host(matrix)
     bias, coupling = known.diagonal(), known[rows, columns]
@@ -99,11 +103,7 @@ def coupling_matrix(params: Params) -> Float[Array, "unit unit"]:
 
 def pair_matrix(params: Params) -> Float[Array, "unit unit"]:
     """Symmetric matrix of the couplings, with zeros on its diagonal."""
-    size = len(params.bias)
-    half = jnp.zeros((size, size), params.coupling.dtype)
-    half = half.at[pair_indices(size, params.edges)].set(
-        params.coupling, unique_indices=True
-    )
+    half = upper_triangle(params.coupling, len(params.bias), params.edges)
     return half + half.T
 
 
@@ -181,58 +181,6 @@ def symmetrised(of_units: UnitParams | Params) -> Params:
     excess = (by_first - by_second) / 2
     bias = bias.at[first].add(excess).at[second].add(-excess)
     return Params(bias, (by_first + by_second) / 2, of_units.edges)
-
-
-@cache
-def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the first and of the second unit of every coupled pair.
-
-    >>> first, second = pair_indices(3, None)
-    >>> first.tolist(), second.tolist()
-    ([0, 0, 1], [1, 2, 2])
-    """
-    if edges is None:
-        first, second = np.triu_indices(size, 1)
-    else:
-        first, second = np.asarray(edges, int).reshape(-1, 2).T
-    # jax caches such constants, so their dtype must not depend on jax_enable_x64.
-    return first.astype(np.int32), second.astype(np.int32)
-
-
-@cache
-def coupled_units(size: int, edges: Edges | None) -> np.ndarray:
-    """Matrix of whether two units are coupled.
-
-    >>> coupled_units(3, ((0, 1),)).astype(int).tolist()
-    [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    """
-    first, second = pair_indices(size, edges)
-    coupled = np.zeros((size, size), bool)
-    coupled[first, second] = coupled[second, first] = True
-    return coupled
-
-
-def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:
-    """Return `edges` as pairs i < j; raise if they repeat or do not join two units.
-
-    Args:
-        edges: pairs of units; None stands for all pairs and is returned as None.
-        size: number of units.
-    """
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
-    if edges is None:
-        return None
-    edges = tuple((min(int(i), int(j)), max(int(i), int(j))) for i, j in edges)
-    for i, j in edges:
-        if not 0 <= i < j < size:
-            raise ValueError(
-                f"edges must join two different units of 0 to {size - 1}, got {(i, j)}"
-            )
-    if len(set(edges)) < len(edges):
-        twice = next(edge for edge in edges if edges.count(edge) > 1)
-        raise ValueError(f"edges must not repeat, got {twice} twice")
-    return edges
 
 
 def _check_matrix(matrix, symmetric):

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probjax.fitting.uncertainty import Uncertainty
-from probjax.models.ising.parameters import Params, pair_indices
+from probjax.models.ising.parameters import Params
+from probjax.models.pairs import pair_indices
 
 
 class CouplingTable(NamedTuple):

@@ -1,0 +1,125 @@
+"""Values of pairs of sites, as vectors of pairs and as matrices.
+
+The pairs i < j of d sites are those of a graph, or all pairs row by row: (0, 1), (0, 2),
+..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the vector
+of pairs, which is read and written as a whole. One index for each pair would be slow:
+the compiler of a TPU makes megabytes of code of it and moves a hundred times the bytes.
+"""
+
+from collections.abc import Iterable
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from probjax.types import Array, Float
+
+Edges = tuple[tuple[int, int], ...]
+
+
+def upper_triangle(
+    values: Float[Array, "pair ..."], size: int, edges: Edges | None
+) -> Float[Array, "site site ..."]:
+    """Matrix with the value of each pair i < j at (i, j), and zeros elsewhere.
+
+    Args:
+        values: one value, or one array, for each pair.
+        size: number of sites.
+        edges: pairs of sites, as for `pair_indices`.
+
+    >>> upper_triangle(jnp.array([1.0, 2.0, 3.0]), 3, None).tolist()
+    [[0.0, 1.0, 2.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
+    """
+    if edges is None:
+        return _upper_triangle(values, size)
+    matrix = jnp.zeros((size, size, *values.shape[1:]), values.dtype)
+    indices = pair_indices(size, edges)
+    return matrix.at[indices].set(values, unique_indices=True)
+
+
+def pair_values(
+    matrix: Float[Array, "site site ..."], edges: Edges | None
+) -> Float[Array, "pair ..."]:
+    """Return the values at (i, j) of each pair i < j: the transpose of `upper_triangle`.
+
+    >>> pair_values(jnp.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]]), None)
+    Array([1., 2., 3.], dtype=float32)
+    """
+    size = len(matrix)
+    if edges is not None:
+        return matrix[pair_indices(size, edges)]
+    shape = (size * (size - 1) // 2, *matrix.shape[2:])
+    values = jax.ShapeDtypeStruct(shape, matrix.dtype)
+    return jax.linear_transpose(partial(_upper_triangle, size=size), values)(matrix)[0]
+
+
+def _upper_triangle(values, size):
+    """Matrix of the values of all pairs, which are read row by row."""
+    site = np.arange(size)
+    # Row i has its diagonal at this index of the vector with a zero in front.
+    starts = (site * (size - 1) - site * (site + 1) // 2).astype(np.int32)
+    zero = jnp.zeros((1, *values.shape[1:]), values.dtype)
+    padded = jnp.concatenate([zero, values])
+
+    def window(start):
+        return jax.lax.dynamic_slice_in_dim(padded, start, size)
+
+    rows = jax.vmap(window)(starts)
+    first, second = (jax.lax.broadcasted_iota(np.int32, rows.shape, i) for i in (0, 1))
+    return jnp.where(first < second, rows, 0)
+
+
+@cache
+def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the first and of the second site of every pair.
+
+    Args:
+        edges: pairs of sites that are coupled; None for all pairs.
+
+    >>> first, second = pair_indices(3, None)
+    >>> first.tolist(), second.tolist()
+    ([0, 0, 1], [1, 2, 2])
+    """
+    if edges is None:
+        first, second = np.triu_indices(size, 1)
+    else:
+        first, second = np.asarray(edges, int).reshape(-1, 2).T
+    # jax caches such constants, so their dtype must not depend on jax_enable_x64.
+    return first.astype(np.int32), second.astype(np.int32)
+
+
+@cache
+def coupled_sites(size: int, edges: Edges | None) -> np.ndarray:
+    """Matrix of whether two sites are coupled.
+
+    >>> coupled_sites(3, ((0, 1),)).astype(int).tolist()
+    [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    first, second = pair_indices(size, edges)
+    coupled = np.zeros((size, size), bool)
+    coupled[first, second] = coupled[second, first] = True
+    return coupled
+
+
+def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:
+    """Return `edges` as pairs i < j; raise if they repeat or do not join two sites.
+
+    Args:
+        edges: pairs of sites; None stands for all pairs and is returned as None.
+        size: number of sites.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    if edges is None:
+        return None
+    edges = tuple((min(int(i), int(j)), max(int(i), int(j))) for i, j in edges)
+    for i, j in edges:
+        if not 0 <= i < j < size:
+            raise ValueError(
+                f"edges must join two different units of 0 to {size - 1}, got {(i, j)}"
+            )
+    if len(set(edges)) < len(edges):
+        twice = next(edge for edge in edges if edges.count(edge) > 1)
+        raise ValueError(f"edges must not repeat, got {twice} twice")
+    return edges
