@@ -208,12 +208,13 @@ def row_variances(
         params = to_params(point)
         return jax.vmap(objective.row, (None, 0, 0))(params, x, sample.context)
 
+    values, tangent = jax.linearize(row_values, point)
+    shares = jax.grad(objective.reduce)(values, weights)
     total = weights.sum()
+    factors = jnp.where(weights > 0, total * shares / weights, 0)
 
     def variance(direction):
-        values, slopes = jax.jvp(row_values, (point,), (direction,))
-        shares = jax.grad(objective.reduce)(values, weights)
-        factors = jnp.where(weights > 0, total * shares / weights, 0)
+        slopes = tangent(direction)
         influence = factors * (slopes - shares @ slopes)
         return weights @ influence**2 / total
 

@@ -2,8 +2,9 @@
 
 The pairs i < j of d sites are those of a graph, or all pairs row by row: (0, 1), (0, 2),
 ..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the vector
-of pairs, which is read and written as a whole. One index for each pair would be slow:
-the compiler of a TPU makes megabytes of code of it and moves a hundred times the bytes.
+of pairs, which accelerators read and write as a whole. One index for each pair would be
+slow there: the compiler of a TPU makes megabytes of code of it and moves a hundred
+times the bytes. On a CPU, one index for each pair is faster.
 """
 
 from collections.abc import Iterable
@@ -31,11 +32,15 @@ def upper_triangle(
     >>> upper_triangle(jnp.array([1.0, 2.0, 3.0]), 3, None).tolist()
     [[0.0, 1.0, 2.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
     """
-    if edges is None:
-        return _upper_triangle(values, size)
-    matrix = jnp.zeros((size, size, *values.shape[1:]), values.dtype)
-    indices = pair_indices(size, edges)
-    return matrix.at[indices].set(values, unique_indices=True)
+    def by_index(values):
+        matrix = jnp.zeros((size, size, *values.shape[1:]), values.dtype)
+        indices = pair_indices(size, edges)
+        return matrix.at[indices].set(values, unique_indices=True)
+
+    if edges is not None:
+        return by_index(values)
+    by_row = partial(_upper_triangle, size=size)
+    return jax.lax.platform_dependent(values, cpu=by_index, default=by_row)
 
 
 def pair_values(
@@ -47,11 +52,49 @@ def pair_values(
     Array([1., 2., 3.], dtype=float32)
     """
     size = len(matrix)
-    if edges is not None:
+
+    def by_index(matrix):
         return matrix[pair_indices(size, edges)]
-    shape = (size * (size - 1) // 2, *matrix.shape[2:])
-    values = jax.ShapeDtypeStruct(shape, matrix.dtype)
-    return jax.linear_transpose(partial(_upper_triangle, size=size), values)(matrix)[0]
+
+    def by_row(matrix):
+        shape = (size * (size - 1) // 2, *matrix.shape[2:])
+        values = jax.ShapeDtypeStruct(shape, matrix.dtype)
+        to_matrix = partial(_upper_triangle, size=size)
+        return jax.linear_transpose(to_matrix, values)(matrix)[0]
+
+    if edges is not None:
+        return by_index(matrix)
+    return jax.lax.platform_dependent(matrix, cpu=by_index, default=by_row)
+
+
+def at_both_sites(
+    values: Float[Array, "site ..."], edges: Edges | None
+) -> tuple[Float[Array, "pair ..."], Float[Array, "pair ..."]]:
+    """Return the value of the first site, and that of the second site, of every pair.
+
+    >>> first, second = at_both_sites(jnp.array([1.0, 2.0, 3.0]), None)
+    >>> first.tolist(), second.tolist()
+    ([1.0, 1.0, 2.0], [2.0, 3.0, 3.0])
+    """
+    shape = (len(values), *values.shape)
+    of_first = jnp.broadcast_to(values[:, None], shape)
+    of_second = jnp.broadcast_to(values[None], shape)
+    return pair_values(of_first, edges), pair_values(of_second, edges)
+
+
+def sums_of_sites(
+    at_first: Float[Array, "pair ..."],
+    at_second: Float[Array, "pair ..."],
+    size: int,
+    edges: Edges | None,
+) -> Float[Array, "site ..."]:
+    """Sum over pairs a value for the first and one for the second site of each pair.
+
+    >>> sums_of_sites(jnp.array([1.0, 2.0, 4.0]), jnp.zeros(3), 3, None).tolist()
+    [3.0, 4.0, 0.0]
+    """
+    rows = upper_triangle(at_first, size, edges).sum(1)
+    return rows + upper_triangle(at_second, size, edges).sum(0)
 
 
 def _upper_triangle(values, size):

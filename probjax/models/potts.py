@@ -30,9 +30,10 @@ from probjax.interfaces import Chart
 from probjax.models.letter_counts import describe_never_observed, never_observed
 from probjax.models.pairs import (
     Edges,
+    at_both_sites,
     checked_edges,
     pair_indices,
-    pair_values,
+    sums_of_sites,
     upper_triangle,
 )
 from probjax.potential import closed_form
@@ -188,13 +189,16 @@ class CentredPotts(Chart):
         """Return that of the pseudolikelihood of independent sites."""
         variance = self.frequency * (1 - self.frequency)
         variance = jnp.maximum(variance, self.least)
-        both = 2 * variance[:, None, :, None] * variance[None, :, None, :]
-        return Params(variance, pair_values(both, params.edges), params.edges)
+        first, second = at_both_sites(variance, params.edges)
+        both = 2 * first[:, :, None] * second[:, None, :]
+        return Params(variance, both, params.edges)
 
     def _shifted(self, params, sign):
-        blocks = upper_triangle(params.coupling, len(params.field), params.edges)
-        shift = jnp.einsum("ijab,jb->ia", blocks, self.frequency)
-        shift += jnp.einsum("ijab,ia->jb", blocks, self.frequency)
+        first, second = at_both_sites(self.frequency, params.edges)
+        # Sums and not products, because the matrices are small.
+        at_first = jnp.sum(params.coupling * second[:, None, :], axis=2)
+        at_second = jnp.sum(params.coupling * first[:, :, None], axis=1)
+        shift = sums_of_sites(at_first, at_second, len(params.field), params.edges)
         return Params(params.field + sign * shift, params.coupling, params.edges)
 
 

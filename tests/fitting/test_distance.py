@@ -103,7 +103,7 @@ def test_variances_along_a_direction_are_those_of_all_row_gradients(objective, x
     influence = counts.sum() * np.asarray(jax.jit(jax.grad(slope))(as_array(counts)))
     expected = counts @ influence**2 / counts.sum()
     sample = RowSample(Data(data, as_array(counts)), (), counts.sum())
-    (found,) = row_variances(used, unravel, flat, sample, [as_array(direction)])
+    (found,) = row_variances(used, unravel, flat, sample, as_array(direction)[None])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

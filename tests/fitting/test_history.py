@@ -71,10 +71,10 @@ def test_a_cleared_memory_is_as_good_as_an_empty_one(x64):
     np.testing.assert_allclose(inverse_hessian(memory, np.ones(6)), expected)
 
 
-def test_memories_of_version_0_1_0_have_their_newest_pair_last(x64):
+def test_the_newest_pair_is_the_last_if_a_memory_does_not_say(x64):
     pairs = pairs_of(0, 3)
-    steps, changes = map(np.array, zip(*pairs, strict=True))
-    curvature = np.sum(steps * changes, axis=1)
+    steps, changes = (np.stack(each)[:, None] for each in zip(*pairs, strict=True))
+    curvature = np.sum(steps * changes, axis=(1, 2))
     memory = jax.tree.map(jnp.asarray, Memory(steps, changes, curvature))
     expected = two_loops(pairs, np.ones(6))
     np.testing.assert_allclose(inverse_hessian(memory, np.ones(6)), expected)

@@ -1,0 +1,98 @@
+"""Values of pairs as vectors and as matrices, by index and row by row."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probjax.models import pairs
+from probjax.models.pairs import (
+    at_both_sites,
+    pair_indices,
+    pair_values,
+    sums_of_sites,
+    upper_triangle,
+)
+
+SIZE = 5
+SOME = ((0, 2), (1, 4), (3, 4))
+EDGES = [None, SOME]
+TAILS = [(), (2, 3)]
+
+
+def drawn(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def as_matrix(values, edges):
+    matrix = np.zeros((SIZE, SIZE, *values.shape[1:]), values.dtype)
+    for value, i, j in zip(values, *pair_indices(SIZE, edges), strict=True):
+        matrix[i, j] = value
+    return matrix
+
+
+def num_pairs(edges):
+    return len(pair_indices(SIZE, edges)[0])
+
+
+@pytest.fixture(params=["cpu", "default"])
+def branch(request, monkeypatch):
+    """Which form runs: that of CPUs, or that of all other platforms."""
+
+    def chosen(*args, **forms):
+        return forms[request.param](*args)
+
+    monkeypatch.setattr(pairs.jax.lax, "platform_dependent", chosen)
+
+
+@pytest.mark.parametrize("edges", EDGES)
+@pytest.mark.parametrize("tail", TAILS)
+def test_values_are_above_the_diagonal_of_a_matrix(branch, edges, tail):
+    values = drawn(num_pairs(edges), *tail)
+    triangle = partial(upper_triangle, size=SIZE, edges=edges)
+    np.testing.assert_array_equal(triangle(values), as_matrix(values, edges))
+    matrix = drawn(SIZE, SIZE, *tail)
+    first, second = pair_indices(SIZE, edges)
+    found = pair_values(matrix, edges)
+    np.testing.assert_array_equal(found, matrix[first, second])
+
+
+@pytest.mark.parametrize("edges", EDGES)
+def test_both_forms_are_differentiated_and_batched(branch, edges):
+    """The gradient of one map is the other map."""
+    values, matrix = drawn(num_pairs(edges), 2), drawn(SIZE, SIZE, 2)
+    triangle = partial(upper_triangle, size=SIZE, edges=edges)
+    slope = jax.grad(lambda values: jnp.sum(triangle(values) * matrix))(values)
+    np.testing.assert_array_equal(slope, matrix[pair_indices(SIZE, edges)])
+    slope = jax.grad(lambda matrix: jnp.sum(pair_values(matrix, edges) * values))(matrix)
+    np.testing.assert_array_equal(slope, as_matrix(values, edges))
+    _, tangent = jax.jvp(triangle, (values,), (2 * values,))
+    np.testing.assert_array_equal(tangent, 2 * as_matrix(values, edges))
+    batch = jax.vmap(triangle, in_axes=1)(values)
+    np.testing.assert_array_equal(batch[1], as_matrix(values[:, 1], edges))
+
+
+@pytest.mark.parametrize("edges", EDGES)
+def test_sums_of_sites_are_those_of_their_pairs(branch, edges):
+    field, coupling = drawn(SIZE), drawn(num_pairs(edges))
+    at_first, at_second = at_both_sites(field, edges)
+    found = sums_of_sites(coupling * at_second, coupling * at_first, SIZE, edges)
+    half = as_matrix(coupling, edges)
+    np.testing.assert_allclose(found, (half + half.T) @ field, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_programs_do_not_grow_with_the_number_of_sites(platform):
+    def num_lines(size):
+        values = jax.ShapeDtypeStruct((size * (size - 1) // 2,), np.float32)
+
+        def total(values):
+            return jnp.sum(upper_triangle(values, size, None) ** 2)
+
+        traced = jax.jit(jax.grad(total)).trace(values)
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        return sum("=" in line for line in text.splitlines())
+
+    assert num_lines(30) == num_lines(7)
