@@ -20,6 +20,15 @@ and need no new key.
 
 Keys that are not threefry keys, and dtypes other than float32, are passed to JAX.
 
+**Keys of `rbg` and `unsafe_rbg`** are accepted everywhere, typed (`jax.random.key(0,
+impl="rbg")`) or as legacy keys of the option `jax_default_prng_impl`. Set this option
+before the first call, because JAX does not compile again when it changes. Under `vmap`,
+JAX draws the numbers of all keys of a batch from the first key of the batch. So the
+numbers of a chain, particle or row depend on which others are computed with it on the
+same device: on the number of devices, of chains or particles, and on the chunk size of
+`marginal_log_likelihood`. A run is repeated exactly only with all of these, the same
+platform and the same version of XLA. Chains stay independent of each other.
+
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011; Box and Muller, Ann. Math. Statist. 29, 610 (1958).
 """
