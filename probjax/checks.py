@@ -19,6 +19,9 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
+# Words of a legacy key of each implementation, which is an array of them.
+LEGACY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
+
 
 def holds(test: Callable[..., Any], tree: PyTree, *bounds: ArrayLike) -> bool:
     """Whether `test` is true for all concrete values in `tree`.
@@ -165,10 +168,25 @@ def check_parts(name: str, parts: tuple, interface: type, example: str) -> None:
 
 
 def check_key(key: Any) -> None:
-    """Raise if `key` is not an array, and so cannot be a random key."""
+    """Raise if `key` is not one random key, typed or legacy."""
     if not isinstance(key, jax.Array):
         raise ValueError(
             f"key must be a random key, got {key!r}; try jax.random.key(0)"
+        )
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape:
+            raise ValueError(
+                f"key must be one random key, got keys of shape {key.shape}; try key[0]"
+            )
+        return
+    default = jax.config.jax_default_prng_impl  # pyright: ignore
+    shape = (LEGACY_WORDS.get(default, key.size),)
+    if (key.shape, key.dtype) != (shape, np.uint32):
+        raise ValueError(
+            f"key must be one random key, which as an array has dtype uint32 and shape "
+            f"{shape} under jax_default_prng_impl={default!r}, got dtype {key.dtype} "
+            f"and shape {key.shape}; try a typed key, such as "
+            "jax.random.key(0, impl='rbg')"
         )
 
 

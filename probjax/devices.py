@@ -14,11 +14,14 @@ laid out on the mesh in context:
         annealed = ais(key, energy, params, base, sampler=HMC(0.2), ...)
 
 Random numbers do not depend on the number of devices, because each row, chain and
-particle derives its key from its index. Sums over rows are computed in another order,
-so that results differ by rounding, and long chains by the growth of such differences.
-Chains do not communicate; a fit sums one gradient over devices for each evaluation;
-annealing sums the acceptance rate, and moves particles between devices only to resample
-them. Every device holds all parameters.
+particle derives its key from its index. Keys of `rbg` and `unsafe_rbg` are an
+exception: their numbers depend on which chains or particles share a device (see
+`probjax.random`), so that results agree within their errors only.
+
+Sums over rows are computed in another order, so that results differ by rounding, and
+long chains by the growth of such differences. Chains do not communicate; a fit sums one
+gradient over devices for each evaluation; annealing sums the acceptance rate, and moves
+particles between devices only to resample them. Every device holds all parameters.
 
 **Several processes** run the same program, each with its own part of the rows:
 

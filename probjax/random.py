@@ -2,8 +2,11 @@
 
 On a CPU, JAX runs the twenty rounds of threefry as a loop over arrays. Here the rounds
 are unrolled, so that XLA fuses them into one pass over the numbers: six times as fast,
-with the same bits. Normal numbers are computed in pairs from the two words that
-threefry returns, by the method of Box and Muller:
+with the same bits. Programs for other platforms use JAX's own threefry: it is unrolled
+there, or one kernel on a GPU if the option `jax_threefry_gpu_kernel_lowering` is set.
+
+Normal numbers are computed in pairs from the two words that threefry returns, by the
+method of Box and Muller:
 
     sqrt(-2 log u) (cos 2 pi t, sin 2 pi t),    u from 0 to 1, t from -1/2 to 1/2,
 
@@ -17,6 +20,15 @@ and need no new key.
 
 Keys that are not threefry keys, and dtypes other than float32, are passed to JAX.
 
+**Keys of `rbg` and `unsafe_rbg`** are accepted everywhere, typed (`jax.random.key(0,
+impl="rbg")`) or as legacy keys of the option `jax_default_prng_impl`. Set this option
+before the first call, because JAX does not compile again when it changes. Under `vmap`,
+JAX draws the numbers of all keys of a batch from the first key of the batch. So the
+numbers of a chain, particle or row depend on which others are computed with it on the
+same device: on the number of devices, of chains or particles, and on the chunk size of
+`marginal_log_likelihood`. A run is repeated exactly only with all of these, the same
+platform and the same version of XLA. Chains stay independent of each other.
+
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011; Box and Muller, Ann. Math. Statist. 29, 610 (1958).
 """
@@ -28,6 +40,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 
 from probjax.checks import is_concrete, is_eager
 from probjax.types import Array, Float, PRNGKeyArray
@@ -51,7 +64,7 @@ def fold_in(key: PRNGKeyArray, number: Array | int) -> PRNGKeyArray:
         return _fold_in_numpy(key, np.asarray(number, np.uint32))
     low = jnp.asarray(number).astype(jnp.uint32)
     words = jax.random.key_data(key)
-    words = jnp.stack(_threefry(words, jnp.zeros_like(low), low), -1)
+    words = jnp.stack(_hashed(words, jnp.zeros_like(low), low), -1)
     # Otherwise XLA would derive the key again for each number that is drawn with it.
     return _wrapped(jax.lax.optimization_barrier(words), key)
 
@@ -119,7 +132,7 @@ def uniform(
     count = math.prod(shape)
     counters = jax.lax.iota(np.uint32, count).reshape(shape)
     words = jax.random.key_data(key)
-    first, second = _threefry(words, jnp.full_like(counters, stream), counters)
+    first, second = _hashed(words, jnp.full_like(counters, stream), counters)
     # 23 random mantissa bits with the exponent of 1 are a number from 1 to 2.
     bits = (first ^ second) >> 9 | np.float32(1).view(np.uint32)
     return jax.lax.bitcast_convert_type(bits, np.float32) - np.float32(1 - 2**-24)
@@ -141,7 +154,7 @@ def normal(
     count = math.prod(shape)
     counters = jax.lax.iota(np.uint32, (count + 1) // 2)
     words = jax.random.key_data(key)
-    first, second = _threefry(words, jnp.full_like(counters, stream), counters)
+    first, second = _hashed(words, jnp.full_like(counters, stream), counters)
     # 24 bits of each word are used: signed for the angle, t from -1/4 to 1/4. The
     # lowest bit of the second word is the sign of the cosine.
     u = ((first >> 8).astype(np.int32).astype(np.float32) + 0.5) * 2**-24
@@ -168,6 +181,26 @@ def _is_supported(key, dtype):
 def _stream_key(key, stream):
     # Numbers this large are not folded in elsewhere, so that streams do not collide.
     return jax.random.fold_in(key, 2**32 - 1 - stream) if stream else key
+
+
+@jax.jit
+def _hashed(words, high, low):
+    """Threefry of 64-bit counters, in the form for the platform of the program.
+
+    It is a function of its own under `jit`, so that both forms are traced once for each
+    shape and not once for each call.
+    """
+    return jax.lax.platform_dependent(
+        words, high, low, cpu=_threefry, default=_threefry_of_jax
+    )
+
+
+def _threefry_of_jax(words, high, low):
+    first, second = threefry2x32_p.bind(words[0], words[1], high, low)
+    # Inside `shard_map` the primitive's results lack the axes along which its operands
+    # vary. XLA removes this 0.
+    zero = (words[0] | high | low) & np.uint32(0)
+    return first | zero, second | zero
 
 
 def _threefry(words, high, low):

@@ -138,6 +138,9 @@ def chains(found):
     more = sample(key(), ising.energy, glass, draws, **heat)
     found["first_bits"] = on_host(draws.x)[:, 0]
     found["long_bits"] = z_parts(on_host(more.x))
+    for name in ("rbg", "unsafe_rbg"):
+        more = sample(jax.random.key(7, impl=name), ising.energy, glass, draws, **heat)
+        found[f"long_{name}_bits"] = z_parts(on_host(more.x))
     layout(found, "draws", more.x)
     starts = spread(mine(np.asarray(jax.random.normal(key(), (CHAINS, 3)))))
     args = (key(), quartic, jnp.array([1.0, 2.0, 0.5]), starts)

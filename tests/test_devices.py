@@ -68,7 +68,10 @@ def test_rows_have_the_same_likelihood(both):
     np.testing.assert_allclose(one, many, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bits", "means", "log_z", "reverse", "log_p"])
+LONG = ["bits", "rbg_bits", "unsafe_rbg_bits", "means", "log_z", "reverse", "log_p"]
+
+
+@pytest.mark.parametrize("name", LONG)
 def test_long_runs_agree_within_their_errors(both, name):
     (one, noise), (many, other) = (run[f"long_{name}"] for run in both)
     assert np.all(np.abs(one - many) < 5 * np.hypot(noise, other))

@@ -1,13 +1,18 @@
 from functools import partial
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from jax import export
+from jax.sharding import AxisType, PartitionSpec
 
 from probjax import random
 
 SHAPES = [(), (1,), (36,), (5, 7)]
+NUMBERS = 0, 1, 2**31 - 1
 normal = jax.jit(random.normal, static_argnums=(1, 2))
 
 
@@ -78,9 +83,6 @@ def test_polynomials_are_a_sine_and_a_cosine():
         np.testing.assert_allclose(ours, truth, atol=6e-8)
 
 
-NUMBERS = 0, 1, 2**31 - 1
-
-
 def test_keys_are_those_of_jax(key):
     def words(fold_in, split, key, seven):
         keys = [fold_in(key, number) for number in (*NUMBERS, seven)]
@@ -136,3 +138,75 @@ def test_other_keys_and_kinds_are_left_to_jax(key, x64):
 
     ours, theirs = drawn_twice(jax.random.key(3, impl="rbg"))
     np.testing.assert_array_equal(ours, np.asarray(theirs) + np.float32(2**-24))
+
+
+def by_form(form, key):
+    """Words, uniform numbers, keys and normal numbers from one form of threefry."""
+    with mock.patch.object(random, "_hashed", form):
+        low = jnp.arange(7, dtype=jnp.uint32)
+        words = form(jax.random.key_data(key), low + np.uint32(2**31), low)
+        uniforms = [random.uniform(key, shape, stream=2) for shape in SHAPES]
+        keys = [jax.random.key_data(random.fold_in(key, i)) for i in NUMBERS]
+        return words, uniforms, keys, [random.normal(key, shape) for shape in SHAPES]
+
+
+def test_both_forms_of_threefry_give_the_same_numbers(keys):
+    on_cpu, elsewhere = (
+        jax.jit(jax.vmap(partial(by_form, form)))(keys[:3])
+        for form in (random._threefry, random._threefry_of_jax)
+    )
+    jax.tree.map(np.testing.assert_array_equal, on_cpu, elsewhere)
+
+
+def drawn_in_loops(key):
+    def step(total, number):
+        each = random.fold_in(key, number)
+        return total + random.normal(each, (3,)), random.uniform(each, (3,))
+
+    def body(carry):
+        number, total = carry
+        return number + 1, step(total, number)[0]
+
+    start = np.int32(0), random.normal(key, (3,))
+    looped = jax.lax.while_loop(lambda carry: carry[0] < 4, body, start)[1]
+    return looped, *jax.lax.scan(step, start[1], np.arange(4, dtype=np.int32))
+
+
+@jax.jit
+def drawn_in_all_ways(key):
+    """The same numbers from a key, a key under `vmap` and a key inside `shard_map`."""
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Auto,))
+    many, rows = jax.vmap(drawn_in_loops), PartitionSpec("rows")
+    shards = jax.shard_map(many, mesh=mesh, in_specs=rows, out_specs=rows)
+    return drawn_in_loops(key), many(key[None]), shards(key[None])
+
+
+def forms_in(*platforms):
+    traced = drawn_in_all_ways.trace(jax.random.key(0))
+    text = traced.lower(lowering_platforms=platforms).as_text()
+    hashed = [part for part in text.split("func.func") if "@_hashed" in part[:20]]
+    marks = {"unrolled": "shift_left", "of JAX": "call @threefry2x32"}
+    return {
+        form for form, mark in marks.items() if any(mark in part for part in hashed)
+    }
+
+
+def test_a_program_for_one_platform_has_one_form_of_threefry():
+    assert forms_in("cpu") == {"unrolled"}
+    for platform in ("cuda", "rocm", "tpu"):
+        assert forms_in(platform) == {"of JAX"}
+    assert forms_in("cpu", "tpu") == {"unrolled", "of JAX"}
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_numbers_do_not_depend_on_where_they_are_drawn(make):
+    """In loops, under `vmap`, inside `shard_map`, and exported for all platforms."""
+    key = make(3)
+    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True):
+        one, many, shards = drawn_in_all_ways(key)
+        exported = export.export(drawn_in_all_ways, platforms=("cpu", "cuda", "tpu"))
+        again = exported(key).call(key)
+    jax.tree.map(np.testing.assert_array_equal, many, shards)
+    jax.tree.map(np.testing.assert_array_equal, again, (one, many, shards))
+    for alone, batched in zip(one, many, strict=True):
+        np.testing.assert_allclose(batched[0], alone, rtol=1e-6, atol=1e-6)

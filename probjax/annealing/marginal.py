@@ -101,7 +101,8 @@ def marginal_log_likelihood(
             choose it.
         pilot: settings of the pilot run, as for `ais`.
         chunk_size: number of rows that each device handles at once; None for the number
-            that makes 32,768 particles. Results depend on it by rounding only.
+            that makes 32,768 particles. Results depend on it by rounding only, except
+            with keys of `rbg`: see `probjax.random`.
         watch: callback and checkpoint. The callback receives a `RowsDone`, by default
             every 1,000 distributions of a chunk and at the end of the chunk; see also
             `progress_bar`. It must not return True: the mean needs all rows.
