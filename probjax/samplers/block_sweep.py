@@ -16,7 +16,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.states import one_hot
 from probjax.types import Array, Block, Bool, Float, State
 
 # Fields of a block. With more, the corrections take longer than the matrix product.
@@ -105,5 +104,4 @@ def _difference(coupling, old, new):
     """Change of the fields of a block if a letter changes."""
     if coupling.ndim == 1:
         return (new - old) * coupling
-    hot_old, hot_new = one_hot(jnp.stack([old, new]), len(coupling))
-    return jnp.tensordot((hot_new - hot_old).astype(coupling.dtype), coupling, 1)
+    return coupling[new.astype(int)] - coupling[old.astype(int)]
