@@ -86,7 +86,8 @@ COLUMNS = (
 NOTE = (
     "Compile s: lowering not included. Memory: inputs, outputs and temporary arrays of "
     "one chip. Kernels: number of kernels in one pass of the innermost loops; on a GPU "
-    "the launch of each takes microseconds, however small its arrays. bfloat16: number of arrays of that type in the program; there should be "
+    "the launch of each takes microseconds, however small its arrays. bfloat16: number "
+    "of arrays of that type in the program; there should be "
     "none, because products have full float32 precision. us a pass: roofline of the "
     "program with every loop passed once, so that a loop over chunks of 4,096 rows "
     "counts one chunk; fits and losses have such chunks, and the program by hand has "

@@ -7,6 +7,10 @@ sigmoid(gap_n). `HeatBath` redraws one site after the other. `ColourGibbs` redra
 sites of one colour at once, because they do not interact; on a lattice this is every
 second site.
 
+If the energy has the closed form `bit_block` or `letter_block`, `HeatBath` goes from
+block to block of sites: it makes the same draws, but reads the states of all chains
+once for each block and not once for each site.
+
 Reference: Geman and Geman, IEEE PAMI 6, 721 (1984).
 """
 
