@@ -38,6 +38,8 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 COLLECTIVES = "all-reduce", "all-gather", "all-to-all", "collective-permute"
 
+KERNELS = r" (?:fusion|custom-call|dot|convolution|reduce-window|copy)\("
+
 
 class Chip(NamedTuple):
     """A topology of chips."""
@@ -92,6 +94,16 @@ def compiled_for(chip: Chip, program: Program) -> tuple[Any, float, float]:
     return compiled, middle - begun, time.perf_counter() - middle
 
 
+def kernels(text: str) -> int:
+    """Number of kernels in one pass of the innermost loops of a compiled program."""
+    parts = re.findall(r"(?ms)^(?:ENTRY )?%?([\w.\-]+) \(.*?^}", text)
+    bodies = re.findall(r"(?m)^(?:ENTRY )?%?[\w.\-]+ \(.*\{\n((?:.*\n)*?)\}", text)
+    of_name = dict(zip(parts, bodies, strict=True))
+    loops = [of_name[name] for name in re.findall(r"body=%?([\w.\-]+)", text)]
+    innermost = [body for body in loops if " while(" not in body]
+    return sum(len(re.findall(KERNELS, body)) for body in innermost)
+
+
 def figures(chip: Chip, program: Program) -> dict[str, Any]:
     compiled, lowering, compiling = compiled_for(chip, program)
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
@@ -108,6 +120,7 @@ def figures(chip: Chip, program: Program) -> dict[str, Any]:
         "outputs": memory.output_size_in_bytes,
         "flops": costs.get("flops"),
         "bytes": costs.get("bytes accessed"),
+        "kernels": kernels(text),
         "instructions": len(re.findall(r"(?m)^\s+(?:ROOT )?%?[\w.\-]+ = ", text)),
         "bfloat16": len(re.findall(r"bf16\[", text)),
         "collectives": {name: count for name, count in found.items() if count},

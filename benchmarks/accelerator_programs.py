@@ -145,8 +145,9 @@ def hamiltonian(key: jax.Array, x: jax.Array) -> Any:
     return sample(key, experts.student_t, params, x, sampler=sampler, num_draws=100).x
 
 
-def heat_bath(key: jax.Array, x: jax.Array) -> Any:
-    params = zeros_ising(x.shape[1])
+def heat_bath(key: jax.Array, x: jax.Array, bias: jax.Array, coupling: Any) -> Any:
+    # Parameters are inputs: the compiler would simplify a program with zeros.
+    params = ising.Params(bias, coupling, None)
     return sample(key, ising.energy, params, x, sampler=HeatBath(), num_draws=100).x
 
 
@@ -310,7 +311,12 @@ PROGRAMS = {
     "heat-bath": Program(
         "heat bath of an Ising model, 100 units, 10,000 chains, 100 draws",
         heat_bath,
-        (Shape((10_000, 100)),),
+        (Shape((10_000, 100)), Shape((100,), False), Shape((4950,), False)),
+    ),
+    "heat-bath-1000": Program(
+        "heat bath of an Ising model, 1,000 units, 1,000 chains, 100 draws",
+        heat_bath,
+        (Shape((1000, 1000)), Shape((1000,), False), Shape((499_500,), False)),
     ),
     "colours": Program(
         "colours of a lattice of 100 x 100 units, 100 chains, 10 draws",

@@ -61,6 +61,7 @@ ONE_CHIP = (
     "hais-100k",
     "hmc",
     "heat-bath",
+    "heat-bath-1000",
     "colours",
     "sandwich-rbm",
     "natural",
@@ -75,6 +76,7 @@ COLUMNS = (
     "code MB",
     "memory GB",
     "instructions",
+    "kernels",
     "collectives",
     "bfloat16",
     "us a pass",
@@ -83,7 +85,9 @@ COLUMNS = (
 )
 NOTE = (
     "Compile s: lowering not included. Memory: inputs, outputs and temporary arrays of "
-    "one chip. bfloat16: number of arrays of that type in the program; there should be "
+    "one chip. Kernels: number of kernels in one pass of the innermost loops; on a GPU "
+    "the launch of each takes microseconds, however small its arrays. bfloat16: number "
+    "of arrays of that type in the program; there should be "
     "none, because products have full float32 precision. us a pass: roofline of the "
     "program with every loop passed once, so that a loop over chunks of 4,096 rows "
     "counts one chunk; fits and losses have such chunks, and the program by hand has "
@@ -120,6 +124,7 @@ def row_of(chip: str, name: str) -> tuple:
         "" if code is None else code,
         memory,
         found["instructions"],
+        found["kernels"],
         collectives or "none",
         found["bfloat16"],
         *roofline(card, found),

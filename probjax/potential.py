@@ -25,6 +25,7 @@ from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
 from probjax.types import (
     Array,
+    Block,
     Conditioned,
     Data,
     Energy,
@@ -35,6 +36,9 @@ from probjax.types import (
     State,
     map_states,
 )
+
+SITE_FORMS = "flip_gap", "site_gap", "bit_block", "letter_block"
+"""Closed forms that return a function of a state and of sites."""
 
 
 def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
@@ -52,6 +56,13 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
 
     - `flip_gap`: the gap of bit n;
     - `site_gap`: the gaps of site n, for every letter.
+
+    Functions of `params` that return a function of `(x, first, size)`, for energies
+    with interactions of pairs: the `Block` of `size` sites from site `first`. A sweep
+    computes one matrix product for each block instead of one for each site:
+
+    - `bit_block`: the log odds of these bits;
+    - `letter_block`: the log probabilities of the letters of these sites.
 
     A pair of forms for fits of single units, see `fit_nodes`:
 
@@ -85,7 +96,7 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
     [-1.0, 3.0]
     """
-    known = {"flip_gaps", "mirror_gap", "site_gaps", "flip_gap", "site_gap"}
+    known = {"flip_gaps", "mirror_gap", "site_gaps", *SITE_FORMS}
     known |= {"unbounded", "unnormalisable", "chart", "couplings"}
     known |= {"unit_params", "unit_energy", "unbounded_entries"}
     if unknown := set(forms) - known:
@@ -186,6 +197,16 @@ class Potential:
             "site_gap", partial(generic_gaps.site_gap, num_states=num_states)
         )
 
+    def block(self, name: str) -> Callable[[State, Array, int], Block]:
+        """Return `(x, first, size)` -> `Block` from a closed form of every energy."""
+        forms = [closed_forms(energy)[name](args) for energy, args in self._pairs()]
+
+        def of_sites(x, *sites):
+            blocks = [form(x, *sites) for form in forms]
+            return jax.tree.map(lambda *b: _combine(self.weights, b), *blocks)
+
+        return of_sites
+
     def has_closed_form(self, name: str) -> bool:
         """Whether every energy has the closed form `name`."""
         return all(name in closed_forms(energy) for energy in self.energies)
@@ -256,7 +277,7 @@ class Conditional:
         """Closed forms of gaps of the energy, as functions of plain states."""
         forms = closed_forms(self.energy)
         of_state = {"flip_gaps", "mirror_gap", "site_gaps"} & set(forms)
-        of_site = {"flip_gap", "site_gap"} & set(forms)
+        of_site = set(SITE_FORMS) & set(forms)
         return {name: partial(_form_of_state, forms[name]) for name in of_state} | {
             name: partial(_form_of_site, forms[name]) for name in of_site
         }
@@ -270,7 +291,7 @@ def _form_of_state(form, args, x):
 def _form_of_site(form, args):
     params, inputs = args
     gap = form(params)
-    return lambda x, site: gap(Conditioned(x, inputs), site)
+    return lambda x, *site: gap(Conditioned(x, inputs), *site)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,17 @@ class Gaps(NamedTuple):
     """Weight of each neighbour, as in `Neighbours`."""
 
 
+class Block(NamedTuple):
+    """Conditional distributions of consecutive sites, if sites interact in pairs."""
+
+    field: Float[Array, "site *letter"]
+    """Log odds of each bit being 1, or log probability of each letter at each site up
+    to a constant, given all other sites."""
+    coupling: Float[Array, "site ..."]
+    """Array that each site of the block adds to `field` if its bit is 1, or for each of
+    its letters; 0 for the site itself."""
+
+
 class Info(NamedTuple):
     """Report of one step of a sampler; None for fields that a sampler does not report.
 

@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from benchmarks.accelerator_compile import kernels
 from benchmarks.accelerator_programs import KEY, PROGRAMS
 from benchmarks.accelerators import CARDS, MANY, ONE_CHIP, QUICK, roofline
 
@@ -22,6 +23,33 @@ def test_a_program_can_be_traced_at_its_size(name):
 def test_every_program_is_measured():
     assert set(ONE_CHIP) == set(PROGRAMS)
     assert set(MANY + QUICK) <= set(PROGRAMS)
+
+
+PROGRAM = """
+%fused.1 (a: f32[8]) -> f32[8] {
+  ROOT %b = f32[8]{0} add(%a, %a)
+}
+
+%inner (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %d = f32[8]{0} fusion(%c), kind=kLoop, calls=%fused.1
+  %e = f32[8]{0} dot(%d, %d)
+  ROOT %f = (s32[], f32[8]{0}) tuple(%c, %e)
+}
+
+%outer (g: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %h = f32[8]{0} fusion(%g), kind=kLoop, calls=%fused.1
+  ROOT %i = (s32[], f32[8]{0}) while(%h), condition=%less, body=%inner
+}
+
+ENTRY %main.1 (j: f32[8]) -> f32[8] {
+  %k = (s32[], f32[8]{0}) while(%j), condition=%less, body=%outer
+  ROOT %l = f32[8]{0} fusion(%k), kind=kLoop, calls=%fused.1
+}
+"""
+
+
+def test_kernels_are_those_of_the_innermost_loops():
+    assert kernels(PROGRAM) == 2
 
 
 def test_the_roofline_is_the_slower_of_arithmetic_and_memory():

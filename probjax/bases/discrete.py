@@ -21,7 +21,7 @@ from probjax.interfaces import Base
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, one_hot
-from probjax.types import Array, ArrayLike, Domain, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Block, Domain, Float, PRNGKeyArray, Scalar
 
 
 def _bit_gaps(base: "Bernoulli", x: Array) -> Array:
@@ -45,6 +45,20 @@ def _bit_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
 def _bit_site_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
     odds = jnp.broadcast_to(base.log_odds, (base.size,))
     return lambda x, bit: odds[bit] * jnp.stack([-x[bit], 1 - x[bit]])
+
+
+def _bit_block(base: "Bernoulli") -> Callable[[Array, Array, int], Block]:
+    return _independent_sites(jnp.broadcast_to(base.log_odds, (base.size,)))
+
+
+def _independent_sites(field):
+    """Function of `(x, first, size)`: the `Block` of sites that do not interact."""
+
+    def block(x, first, size):
+        part = jax.lax.dynamic_slice_in_dim(field, first, size)
+        return Block(part, jnp.zeros(part.shape + part.shape, part.dtype))
+
+    return block
 
 
 @recipe
@@ -88,6 +102,7 @@ class Bernoulli(Base):
     @closed_form(
         flip_gaps=_bit_gaps,
         flip_gap=_bit_gap,
+        bit_block=_bit_block,
         mirror_gap=_bit_mirror_gap,
         site_gaps=_bit_site_gaps,
         site_gap=_bit_site_gap,
@@ -104,6 +119,10 @@ def _letter_gaps(base: "Categorical", x: Array) -> Array:
 def _letter_gap(base: "Categorical") -> Callable[[Array, Array], Array]:
     table = base.table
     return lambda x, site: table[site] - table[site, x[site].astype(int)]
+
+
+def _letter_block(base: "Categorical") -> Callable[[Array, Array, int], Block]:
+    return _independent_sites(base.table)
 
 
 @recipe
@@ -163,6 +182,8 @@ class Categorical(Base):
         chosen = jax.random.categorical(key, self.table.astype(float), axis=1)
         return chosen.astype(float)
 
-    @closed_form(site_gaps=_letter_gaps, site_gap=_letter_gap)
+    @closed_form(
+        site_gaps=_letter_gaps, site_gap=_letter_gap, letter_block=_letter_block
+    )
     def energy(self, x: Float[Array, " site"]) -> Scalar:
         return -jnp.sum(one_hot(x, self.num_states) * self.table)

@@ -174,7 +174,11 @@ def _variance_ratio(objective, coordinates, sample, descent, method):
     change = method.smooth_gradient - descent.anchor_gradient
     gradient = method.gradient
     variances = row_variances(
-        objective, coordinates.params, method.point, sample, jnp.stack([steps, gradient])
+        objective,
+        coordinates.params,
+        method.point,
+        sample,
+        jnp.stack([steps, gradient]),
     )
     curvature = steps @ change
     convex = curvature > 0

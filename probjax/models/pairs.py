@@ -7,14 +7,14 @@ slow there: the compiler of a TPU makes megabytes of code of it and moves a hund
 times the bytes. On a CPU, one index for each pair is faster.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float
+from probjax.types import Array, Block, Float
 
 Edges = tuple[tuple[int, int], ...]
 
@@ -32,6 +32,7 @@ def upper_triangle(
     >>> upper_triangle(jnp.array([1.0, 2.0, 3.0]), 3, None).tolist()
     [[0.0, 1.0, 2.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
     """
+
     def by_index(values):
         matrix = jnp.zeros((size, size, *values.shape[1:]), values.dtype)
         indices = pair_indices(size, edges)
@@ -111,6 +112,28 @@ def _upper_triangle(values, size):
     rows = jax.vmap(window)(starts)
     first, second = (jax.lax.broadcasted_iota(np.int32, rows.shape, i) for i in (0, 1))
     return jnp.where(first < second, rows, 0)
+
+
+def pairwise_block(
+    field: Float[Array, " site"], coupling: Float[Array, "site site"]
+) -> Callable[[Float[Array, " site"], Array, int], Block]:
+    """Return a function of `(x, first, size)`: these entries of `field + coupling @ x`.
+
+    Args:
+        coupling: symmetric matrix, with zeros for a site and itself.
+
+    >>> coupling = jnp.array([[0.0, 3.0], [3.0, 0.0]])
+    >>> block = pairwise_block(jnp.array([1.0, 2.0]), coupling)
+    >>> block(jnp.array([1.0, 1.0]), 1, 1).field.tolist()
+    [5.0]
+    """
+
+    def block(x, first, size):
+        part = partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
+        rows = part(coupling)
+        return Block(part(field) + rows @ x, part(rows, axis=1))
+
+    return block
 
 
 @cache

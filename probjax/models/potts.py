@@ -33,6 +33,7 @@ from probjax.models.pairs import (
     at_both_sites,
     checked_edges,
     pair_indices,
+    pairwise_block,
     sums_of_sites,
     upper_triangle,
 )
@@ -41,7 +42,7 @@ from probjax.recipe import recipe, static
 from probjax.states import letters as checked_letters
 from probjax.states import one_hot
 from probjax.trees import floating
-from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
+from probjax.types import Array, ArrayLike, Block, Data, Float, PRNGKeyArray, Scalar
 
 
 @recipe
@@ -140,6 +141,28 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
         return field - hot[site] @ field
 
     return gap
+
+
+def letter_block(
+    params: Params,
+) -> Callable[[Float[Array, " site"], Array, int], Block]:
+    """Return a function of a state and consecutive sites: their `Block`.
+
+    >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
+    >>> block = letter_block(Params(field, jnp.zeros((1, 3, 3))))
+    >>> block(jnp.array([1.0, 0.0]), 0, 2).field.tolist()
+    [[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]]
+    """
+    sites, num_states = params.field.shape
+    of_entries = pairwise_block(params.field.ravel(), _matrix(params))
+
+    def block(x, first, size):
+        hot = _one_hot(params, x).ravel()
+        field, coupling = of_entries(hot, first * num_states, size * num_states)
+        shape = size, num_states
+        return Block(field.reshape(shape), coupling.reshape(shape + shape))
+
+    return block
 
 
 def couplings_only(params: Params) -> Params:
@@ -264,6 +287,7 @@ _compiled_one_hot_rows = jax.jit(_one_hot_rows)
     flip_gaps=flip_gaps,
     site_gaps=site_gaps,
     site_gap=site_gap,
+    letter_block=letter_block,
     chart=data_chart,
     couplings=couplings_only,
     unbounded=unbounded,

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from probjax.interfaces import Chart
-from probjax.potential import Potential, closed_forms
+from probjax.potential import SITE_FORMS, Potential, closed_forms
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Conditioned, Data, Energy, Params, Scalar, State
@@ -47,9 +47,9 @@ class _Sum:
         forms = [closed_forms(energy) for energy in self.energies]
         names = set().union(*forms)
         # Gaps of letters need the number of letters, which a generic part would not
-        # receive.
+        # receive. Blocks have no generic path.
         everywhere = set(forms[0]).intersection(*forms)
-        names -= {"site_gaps", "site_gap"} - everywhere
+        names -= {"site_gaps", "site_gap", "bit_block", "letter_block"} - everywhere
         return {n: partial(form, self) for n, form in FORMS.items() if n in names}
 
 
@@ -83,7 +83,7 @@ class _OfStates:
         """Closed forms of the energy, as functions of states with inputs."""
         lifted = {
             **dict.fromkeys(("flip_gaps", "mirror_gap", "site_gaps"), _form_of_state),
-            **dict.fromkeys(("flip_gap", "site_gap"), _form_of_site),
+            **dict.fromkeys(SITE_FORMS, _form_of_site),
             **dict.fromkeys(("unbounded", "unbounded_entries", "chart"), _form_of_data),
         }
         forms = closed_forms(self.energy)
@@ -117,7 +117,7 @@ def _form_of_state(form, params, row):
 
 def _form_of_site(form, params):
     gap = form(params)
-    return lambda row, site: gap(row.x, site)
+    return lambda row, *site: gap(row.x, *site)
 
 
 def _form_of_data(form, params, data):
@@ -185,6 +185,10 @@ def _site_gap(total, params):
     return lambda x, site: sum(gap(x, site) for gap in gaps)
 
 
+def _block(name, total, params):
+    return _potential(total.energies, params).block(name)
+
+
 def _forms(total, name, params):
     """Return the closed form of each part, or None, with its parameters."""
     forms = [closed_forms(energy).get(name) for energy in total.energies]
@@ -232,6 +236,8 @@ FORMS = {
     "flip_gap": _flip_gap,
     "site_gaps": _site_gaps,
     "site_gap": _site_gap,
+    "bit_block": partial(_block, "bit_block"),
+    "letter_block": partial(_block, "letter_block"),
     "unbounded": _unbounded,
     "unbounded_entries": _unbounded_entries,
     "unnormalisable": _unnormalisable,

@@ -7,6 +7,10 @@ sigmoid(gap_n). `HeatBath` redraws one site after the other. `ColourGibbs` redra
 sites of one colour at once, because they do not interact; on a lattice this is every
 second site.
 
+If the energy has the closed form `bit_block` or `letter_block`, `HeatBath` goes from
+block to block of sites: it makes the same draws, but reads the states of all chains
+once for each block and not once for each site.
+
 Reference: Geman and Geman, IEEE PAMI 6, 721 (1984).
 """
 
@@ -23,6 +27,7 @@ from probjax.checks import check_count, eager_evaluation, is_concrete
 from probjax.interfaces import Sampler
 from probjax.potential import Potential
 from probjax.recipe import recipe, static
+from probjax.samplers.block_sweep import block_size, swept
 from probjax.states import binary, letters, num_sites
 from probjax.types import (
     Array,
@@ -113,6 +118,16 @@ class HeatBath(Sampler):
         """Redraw one site after the other; sites that are `held` keep their letters."""
         flat, unravel = ravel_pytree(state.x)
         order_key, uniform_key = random.split(key)
+        if self.sites is every_site and potential.has_closed_form(self._block_form):
+            flat = swept(
+                potential.block(self._block_form),
+                unravel,
+                flat,
+                random.uniform(uniform_key, flat.shape, flat.dtype),
+                size=block_size(flat.size, self.num_states),
+                held=held,
+            )
+            return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
         sites = self.sites(order_key, flat.size)
         conditional = self.conditional(potential)
         uniforms = random.uniform(uniform_key, sites.shape, flat.dtype)
@@ -133,6 +148,11 @@ class HeatBath(Sampler):
             return _mean_flip_gap(potential, x)
         gaps = potential.site_gaps(x, self.num_states)
         return jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(gaps)) * gaps)
+
+    @property
+    def _block_form(self):
+        """Name of the closed form with which a sweep goes from block to block."""
+        return "bit_block" if self.num_states == 2 else "letter_block"
 
     def conditional(self, potential: Potential) -> Callable[[State, Array], Array]:
         """Return a function of `(x, site)`: probabilities of the letters of the site,

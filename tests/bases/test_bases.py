@@ -288,6 +288,7 @@ def test_bases_are_rebuilt_without_tracing_again(base, key):
 def test_gaps_of_bits_equal_the_generic_path(odds, x64):
     base = Bernoulli(3, odds)
     forms = {"flip_gaps", "flip_gap", "mirror_gap", "site_gaps", "site_gap"}
+    forms.add("bit_block")
     assert set(closed_forms(Bernoulli.energy)) == forms
 
     def gaps(model, x):
@@ -312,7 +313,8 @@ def test_gaps_of_bits_equal_the_generic_path(odds, x64):
 @pytest.mark.parametrize("odds", [0.0, ODDS[0], ODDS], ids=np.ndim)
 def test_gaps_of_letters_equal_the_generic_path(odds, x64):
     base = Categorical(3, 4, odds)
-    assert set(closed_forms(Categorical.energy)) == {"site_gaps", "site_gap"}
+    forms = {"site_gaps", "site_gap", "letter_block"}
+    assert set(closed_forms(Categorical.energy)) == forms
 
     @jax.jit
     @jax.vmap

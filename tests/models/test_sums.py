@@ -139,7 +139,8 @@ def test_gradients_of_objectives_equal_the_generic_path(name, key):
 def test_a_sum_has_the_closed_forms_that_its_parts_have():
     forms = set(closed_forms(K_PAIRWISE))
     assert forms >= {"flip_gaps", "flip_gap", "mirror_gap", "chart", "couplings"}
-    assert "site_gaps" not in forms
+    assert not {"site_gaps", "bit_block"} & forms
+    assert "bit_block" in closed_forms(sums.add(ising.energy, ising.energy))
     assert not closed_forms(sums.add(plain_energy))
     assert {"site_gaps", "site_gap"} <= set(
         closed_forms(sums.add(potts.energy, potts.energy))

@@ -21,6 +21,7 @@ Reference: thesis, "Memory Storage in a Hopfield Network"; Hopfield, PNAS 79, 25
 (1982).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -31,11 +32,21 @@ from probjax.checks import check_count, holds, is_concrete, is_finite
 from probjax.interfaces import Chart
 from probjax.models import ising
 from probjax.models.checks import check_size
+from probjax.models.pairs import pairwise_block
 from probjax.potential import closed_form
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.trees import floating
-from probjax.types import Array, ArrayLike, Bool, Data, Float, PRNGKeyArray, Scalar
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Block,
+    Bool,
+    Data,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+)
 
 # Rounding errors of its largest entry by which J may differ from its transpose.
 _ROUNDING_UNITS = 100
@@ -118,6 +129,18 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
     return (1 - 2 * x) * (_symmetric(params.weight) @ x - params.threshold)
 
 
+def bit_block(
+    params: Params,
+) -> Callable[[Float[Array, " unit"], Array, int], Block]:
+    """Return a function of a state and consecutive units: the log odds of these units.
+
+    >>> block = bit_block(Params(1 - jnp.eye(2), jnp.array([0.25, 0.5])))
+    >>> block(jnp.array([1.0, 1.0]), 0, 2).field.tolist()
+    [0.75, 0.5]
+    """
+    return pairwise_block(-params.threshold, _symmetric(params.weight))
+
+
 def _couplings(params: Params) -> Params:
     """Weights of a penalty that leaves the thresholds out: 1 on J, 0 on thresholds."""
     return params._replace(weight=1.0, threshold=0.0)
@@ -167,7 +190,9 @@ def data_chart(params: Params, data: Data) -> CentredHopfield:
     return CentredHopfield(chart.mean, chart.scale)
 
 
-@closed_form(flip_gaps=flip_gaps, chart=data_chart, couplings=_couplings)
+@closed_form(
+    flip_gaps=flip_gaps, bit_block=bit_block, chart=data_chart, couplings=_couplings
+)
 def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     """Energy -1/2 x'Jx + theta'x of one state.
 

@@ -10,6 +10,7 @@ from probjax.models.ising.clusters import SwendsenWang, Wolff
 from probjax.models.ising.fields import Fields, bits, from_fields, spins, to_fields
 from probjax.models.ising.mean_field import mean_field, tap
 from probjax.models.ising.model import (
+    bit_block,
     energy,
     flip_gap,
     flip_gaps,
@@ -31,6 +32,7 @@ from probjax.models.ising.table import CouplingTable, coupling_table
 from probjax.models.pairs import Edges, checked_edges, pair_indices
 
 __all__ = [
+    "bit_block",
     "bits",
     "CentredIsing",
     "centred",

@@ -27,9 +27,9 @@ from probjax.models.ising.parameters import (
     pair_matrix,
     unit_params,
 )
-from probjax.models.pairs import coupled_sites, pair_indices
+from probjax.models.pairs import coupled_sites, pair_indices, pairwise_block
 from probjax.potential import closed_form
-from probjax.types import Array, Data, Float, Scalar
+from probjax.types import Array, Block, Data, Float, Scalar
 
 
 def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
@@ -74,6 +74,19 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
         return (2 * x[unit] - 1) * (params.bias[unit] + x @ (2 * pairs[unit]))
 
     return gap
+
+
+def bit_block(
+    params: Params,
+) -> Callable[[Float[Array, " unit"], Array, int], Block]:
+    """Return a function of a state and consecutive units: the log odds of these units.
+
+    >>> from probjax import ising
+    >>> block = bit_block(ising.from_matrix([[1.0, 0.5], [0.5, -2.0]]))
+    >>> block(jnp.array([1.0, 1.0]), 0, 2).field.tolist()
+    [-2.0, 1.0]
+    """
+    return pairwise_block(-params.bias, -2 * pair_matrix(params))
 
 
 def unit_flip_gap(
@@ -227,6 +240,7 @@ _compiled_counts = jax.jit(_joint_counts)
     flip_gaps=flip_gaps,
     mirror_gap=mirror_gap,
     flip_gap=flip_gap,
+    bit_block=bit_block,
     unbounded=unbounded,
     unbounded_entries=unbounded_entries,
     chart=data_chart,
