@@ -1,7 +1,7 @@
 """Values of pairs of sites, as vectors of pairs and as matrices.
 
-The pairs i < j of d sites are those of a graph, or all pairs row by row: (0, 1), (0, 2),
-..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the vector
+The pairs i < j of d sites are those of a graph, or all pairs row by row: (0, 1),
+(0, 2), ..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the vector
 of pairs, which accelerators read and write as a whole. One index for each pair would be
 slow there: the compiler of a TPU makes megabytes of code of it and moves a hundred
 times the bytes. On a CPU, one index for each pair is faster.
@@ -47,10 +47,11 @@ def upper_triangle(
 def pair_values(
     matrix: Float[Array, "site site ..."], edges: Edges | None
 ) -> Float[Array, "pair ..."]:
-    """Return the values at (i, j) of each pair i < j: the transpose of `upper_triangle`.
+    """Return the value at (i, j) of each pair i < j: the transpose of `upper_triangle`.
 
-    >>> pair_values(jnp.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]]), None)
-    Array([1., 2., 3.], dtype=float32)
+    >>> matrix = jnp.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
+    >>> pair_values(matrix, None).tolist()
+    [1.0, 2.0, 3.0]
     """
     size = len(matrix)
 
