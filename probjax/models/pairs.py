@@ -1,10 +1,10 @@
 """Values of pairs of sites, as vectors of pairs and as matrices.
 
 The pairs i < j of d sites are those of a graph, or all pairs row by row: (0, 1),
-(0, 2), ..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the vector
-of pairs, which accelerators read and write as a whole. One index for each pair would be
-slow there: the compiler of a TPU makes megabytes of code of it and moves a hundred
-times the bytes. On a CPU, one index for each pair is faster.
+(0, 2), ..., (0, d-1), (1, 2), .... Row i of the upper triangle is then a window of the
+vector of pairs, which accelerators read and write as a whole. One index for each pair
+would be slow there: the compiler of a TPU makes megabytes of code of it and moves a
+hundred times the bytes. On a CPU, one index for each pair is faster.
 """
 
 from collections.abc import Callable, Iterable

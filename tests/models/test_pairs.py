@@ -66,9 +66,11 @@ def test_both_forms_are_differentiated_and_batched(branch, edges):
     triangle = partial(upper_triangle, size=SIZE, edges=edges)
     slope = jax.grad(lambda values: jnp.sum(triangle(values) * matrix))(values)
     np.testing.assert_array_equal(slope, matrix[pair_indices(SIZE, edges)])
-    slope = jax.grad(lambda matrix: jnp.sum(pair_values(matrix, edges) * values))(
-        matrix
-    )
+
+    def weighted_sum(matrix):
+        return jnp.sum(pair_values(matrix, edges) * values)
+
+    slope = jax.grad(weighted_sum)(matrix)
     np.testing.assert_array_equal(slope, as_matrix(values, edges))
     _, tangent = jax.jvp(triangle, (values,), (2 * values,))
     np.testing.assert_array_equal(tangent, 2 * as_matrix(values, edges))
