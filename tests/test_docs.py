@@ -21,7 +21,8 @@ ROWS = [
 DIRECTIVE = re.compile(r"^::: (\S+)\n((?: .*\n)*)", re.MULTILINE)
 PACKAGES = [
     *("annealing", "connectivity", "data.spikes", "diagnostics", "exact", "natural"),
-    *("plots", "samplers", "models.hopfield", "models.kinetic_ising", "models.rbm"),
+    *("plots", "samplers", "models.hopfield", "models.kinetic_ising", "models.potts"),
+    "models.rbm",
 ]
 
 
