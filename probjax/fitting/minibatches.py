@@ -5,6 +5,7 @@ refreshed: a few batches if rounds are short, all rows if rounds are long. Rows 
 weights are selected in proportion to their weights and then count equally.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -60,7 +61,13 @@ def initial_batches(count: int, num_round_rows: int) -> Batches:
 
 
 def next_round(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
-    """Select the rows of the next round; shuffle all rows if too few are left."""
+    """Select the rows of the next round; shuffle all rows if too few are left.
+
+    A round that covers all rows is shuffled by `next_batch`: sorting is the larger part
+    of the code of a small fit, and should be compiled once.
+    """
+    if batches.covers_all:
+        return batches
     order, num_used, round_rows = batches
     too_few = num_used + len(round_rows) > len(order)
     order = jax.lax.cond(
@@ -74,21 +81,21 @@ def next_round(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches
 def next_batch(
     key: PRNGKeyArray, weights: Weights, batches: Batches, step: Array, *, size: int
 ) -> tuple[Batches, Array]:
-    """Return the batch of a step; the round's rows are shuffled before each pass.
+    """Return the batch of a step.
+
+    A round that covers all rows may pass over them many times, and shuffles them before
+    each pass. Any other round is one pass over rows that `next_round` has shuffled.
 
     Args:
         step: number of the step in its round.
         size: rows per batch.
     """
     place = step % (len(batches.round_rows) // size)
-    starts_pass = (place == 0) & (step > 0)
-    key = jax.random.fold_in(key, step)
-
-    def shuffled():
-        if batches.covers_all:
-            return shuffle(key, weights, len(batches.order))
-        return jax.random.permutation(key, batches.round_rows)
-
-    round_rows = jax.lax.cond(starts_pass, shuffled, lambda: batches.round_rows)
-    batch = jax.lax.dynamic_slice_in_dim(round_rows, place * size, size)
-    return batches._replace(round_rows=round_rows), batch
+    if batches.covers_all:
+        shuffled = partial(
+            shuffle, jax.random.fold_in(key, step), weights, len(batches.order)
+        )
+        round_rows = jax.lax.cond(place == 0, shuffled, lambda: batches.round_rows)
+        batches = batches._replace(round_rows=round_rows)
+    batch = jax.lax.dynamic_slice_in_dim(batches.round_rows, place * size, size)
+    return batches, batch
