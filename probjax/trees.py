@@ -79,6 +79,19 @@ def flat_rows(rows: PyTree) -> Float[Array, "row n"]:
     return jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
 
 
+def copied(tree: PyTree) -> PyTree:
+    """Copy the arrays of a tree, without compiling anything.
+
+    Compiled programs may overwrite the originals.
+    """
+
+    def copy(leaf):
+        is_array = isinstance(leaf, jax.Array)
+        return jax.device_put(leaf, may_alias=False) if is_array else leaf
+
+    return jax.tree.map(copy, tree)
+
+
 def zeros_of(shapes: PyTree) -> PyTree:
     """Return zeros of the shapes and dtypes that `jax.eval_shape` returned."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

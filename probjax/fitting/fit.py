@@ -39,7 +39,7 @@ from probjax.fitting.stochastic import MAX_STEPS
 from probjax.fitting.stopping import GradientNorm, StandardErrors, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
-from probjax.trees import cast_floats, float_dtype
+from probjax.trees import cast_floats, copied, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree, Scalar
 
 NO_GRADIENT = (
@@ -235,7 +235,8 @@ def _advance(plan, advance, state, every):
         run = advance(run, limit if last is None else min(limit, last))
         step, first = int(run.step), int(run.first)
         losses[first:step] = on_host(run.losses)[: step - first]
-        run = run._replace(first=run.step)
+        # A copy, because no array can be overwritten twice.
+        run = run._replace(first=copied(run.step))
         if step == last or is_over_on_host(plan, run):
             return _State(run, losses)
 

@@ -174,9 +174,12 @@ Total = tuple[Scalar, Params, Scalar]
 
 
 def empty_total(params: Params, dtype: np.dtype) -> Total:
-    """Return the total of no rows, to which chunks are added."""
-    zero = jnp.zeros((), dtype)
-    return zero, jax.tree.map(jnp.zeros_like, params), zero
+    """Return the total of no rows, to which chunks are added.
+
+    Its arrays are different, so that each can be overwritten.
+    """
+    value, weight = jnp.zeros((), dtype), jnp.zeros((), dtype)
+    return value, jax.tree.map(jnp.zeros_like, params), weight
 
 
 def merged(

@@ -90,7 +90,9 @@ def test_blocks_are_cut_into_chunks_after_they_are_decoded(monkeypatch):
     packed = np.packbits(x.astype(bool), axis=1)
     blocks = Blocks(lambda: [packed[:20], packed[20:]], decode=unpacked)
     start, stop = random_ising(0, SIZE), AfterSteps(2)
-    found, expected = (fit(KEY, OBJECTIVE, start, data, stop=stop) for data in (blocks, x))
+    found, expected = (
+        fit(KEY, OBJECTIVE, start, data, stop=stop) for data in (blocks, x)
+    )
     assert_allclose(found.losses, expected.losses, rtol=1e-5)
 
 
