@@ -80,14 +80,17 @@ def flat_rows(rows: PyTree) -> Float[Array, "row n"]:
 
 
 def copied(tree: PyTree) -> PyTree:
-    """Copy the arrays of a tree, without compiling anything.
+    """Copy the arrays of a tree, so that compiled programs may overwrite the originals.
 
-    Compiled programs may overwrite the originals.
+    Nothing is compiled, except for arrays that are spread over several processes.
     """
 
     def copy(leaf):
-        is_array = isinstance(leaf, jax.Array)
-        return jax.device_put(leaf, may_alias=False) if is_array else leaf
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if not leaf.is_fully_addressable:
+            return leaf.copy()
+        return jax.device_put(leaf, may_alias=False)
 
     return jax.tree.map(copy, tree)
 
