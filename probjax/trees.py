@@ -84,15 +84,13 @@ def copied(tree: PyTree) -> PyTree:
 
     Nothing is compiled, except for arrays that are spread over several processes.
     """
-
-    def copy(leaf):
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        if not leaf.is_fully_addressable:
-            return leaf.copy()
-        return jax.device_put(leaf, may_alias=False)
-
-    return jax.tree.map(copy, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+    if all(leaf.is_fully_addressable for leaf in arrays.values()):
+        copies = jax.device_put(arrays, may_alias=False)
+    else:
+        copies = {i: leaf.copy() for i, leaf in arrays.items()}
+    return structure.unflatten(copies.get(i, leaf) for i, leaf in enumerate(leaves))
 
 
 def zeros_of(shapes: PyTree) -> PyTree:

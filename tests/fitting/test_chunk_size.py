@@ -71,7 +71,7 @@ class ScoreOfSine(Objective):
         return jnp.sum(jnp.sin(params * x))
 
 
-def test_a_loss_takes_the_platform_of_the_mesh_in_context():
+def test_a_loss_is_cut_for_the_platform_of_its_program():
     """All rows are one chunk for an accelerator, so that the program has no loop."""
     start, many = random_ising(0, SIZE), rows(3 * CACHED_ROWS).x
 
