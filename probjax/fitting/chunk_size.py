@@ -4,8 +4,8 @@ Chunks bound memory. On a CPU they also fit into its cache, and they keep float3
 accurate, which a CPU adds one term after the other. Accelerators start each operation
 at a cost of its own and need many rows to be busy. So chunks are as long there as
 memory allows: the values that reverse-mode differentiation keeps of a chunk have at
-most `KEPT_BYTES`. Compilers fuse some of them and add others: on a TPU v5e programs needed
-from a quarter of that memory (Ising models) to three times as much (RBMs).
+most `KEPT_BYTES`. Compilers fuse some of them and add others: programs for a TPU v5e
+needed from a quarter of that memory (Ising models) to three times as much (RBMs).
 """
 
 import jax

@@ -177,7 +177,7 @@ def test_a_run_holds_one_state_at_a_time(call, monkeypatch):
         driver, "_run_job", lambda name, job, *rest: inner(name, spied(job), *rest)
     )
     call(Watch(lambda report: None, every=1))
-    # No piece out of core reads the old gradient, nor the parameters in two other forms.
+    # Out of core, no piece reads the old gradient, nor two copies of the parameters.
     assert max(left) <= (3 * PARAMS.coupling.nbytes if "blocks" in call.name else 0)
     assert min(overwritten) > 3 * PARAMS.coupling.nbytes - 1
 
