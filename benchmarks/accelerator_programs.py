@@ -36,8 +36,6 @@ from probjax.samplers import ColourGibbs
 from probjax.samplers.gibbs import colours
 
 KEY = jax.ShapeDtypeStruct((2,), np.uint32)
-# Rows at a time. The default asks for the platform of the host, and not of the program.
-CHUNK = 4096
 
 
 class Shape(NamedTuple):
@@ -67,9 +65,7 @@ def zeros_ising(size: int, edges: Any = None) -> ising.Params:
 
 def fit_ising(make: Any, key: jax.Array, x: jax.Array) -> Any:
     start = zeros_ising(x.shape[1])
-    return fit(
-        key, make(ising.energy), start, x, steps_per_round=100, chunk_size=CHUNK
-    ).params
+    return fit(key, make(ising.energy), start, x, steps_per_round=100).params
 
 
 def fit_rbm(hidden: int, key: jax.Array, x: jax.Array) -> Any:
@@ -82,7 +78,6 @@ def fit_rbm(hidden: int, key: jax.Array, x: jax.Array) -> Any:
         x,
         optimizer=optimizer,
         steps_per_round=100,
-        chunk_size=CHUNK,
     ).params
 
 
@@ -93,7 +88,7 @@ def machine(visible: int, hidden: int) -> rbm.Params:
 
 def slope_of_rbm(key: jax.Array, x: jax.Array) -> Any:
     def value(params):
-        return loss(key, MPF(rbm.energy), params, x, chunk_size=CHUNK)
+        return loss(key, MPF(rbm.energy), params, x)
 
     return jax.grad(value)(machine(x.shape[1], 200))
 
@@ -121,7 +116,7 @@ def fit_potts(key: jax.Array, x: jax.Array) -> Any:
         jnp.zeros((sites, letters)), jnp.zeros((pairs, letters, letters))
     )
     objective = PseudoLikelihood(potts.energy, num_states=letters)
-    return fit(key, objective, start, x, steps_per_round=20, chunk_size=CHUNK).params
+    return fit(key, objective, start, x, steps_per_round=20).params
 
 
 def hais(particles: int, key: jax.Array, filters: jax.Array) -> Any:
@@ -195,7 +190,6 @@ def natural_rbm(key: jax.Array, x: jax.Array) -> Any:
         x,
         optimizer=optax.chain(metric, optax.sgd(0.5)),
         steps_per_round=10,
-        chunk_size=CHUNK,
     ).params
 
 

@@ -89,9 +89,9 @@ NOTE = (
     "the launch of each takes microseconds, however small its arrays. bfloat16: number "
     "of arrays of that type in the program; there should be "
     "none, because products have full float32 precision. us a pass: roofline of the "
-    "program with every loop passed once, so that a loop over chunks of 4,096 rows "
-    "counts one chunk; fits and losses have such chunks, and the program by hand has "
-    "all rows at once. Targets: at most "
+    "program with every loop passed once, so that a loop over chunks of rows counts "
+    "one chunk; fits and losses have chunks of the default size (at least 4,096 rows), "
+    "and the program by hand has all rows at once. Targets: at most "
     f"{MOST_CODE:g} MB of code, and {MEMORY_SHARE:.0%} of the memory of the chip."
 )
 

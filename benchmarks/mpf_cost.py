@@ -23,7 +23,8 @@ from benchmarks.harness import (
 )
 from probjax import MPF, Data, PseudoLikelihood, exact, fit, ising
 from probjax.fitting import GradientNorm
-from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.fitting.chunk_size import default_chunk_size
+from probjax.fitting.loss import loss_over_rows
 
 MEMORY_ROWS, MEMORY_UNITS, MEMORY_CHUNK = 200_000, 400, 10_000
 T1_VARIANCE = 2.5
@@ -50,9 +51,10 @@ def cost_of_one_evaluation(options: Options) -> Table:
         x = jax.random.bernoulli(key, 0.4, (count, size)).astype(jnp.float32)
         params = ising.init(key, size, scale=1 / size)
         matrix = ising.coupling_matrix(params)
-        chunk_size = default_chunk_size(Data(x))
+        objective = MPF(ising.energy)
+        chunk_size = default_chunk_size(objective, params, Data(x))
         value_and_grad = jax.jit(
-            partial(loss_over_rows, MPF(ising.energy), chunk_size=chunk_size)
+            partial(loss_over_rows, objective, chunk_size=chunk_size)
         )
         repeats = max(5, 40_000 // size**2 * (1 if options.quick else 4))
         times = time_together(

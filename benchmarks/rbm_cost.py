@@ -28,7 +28,8 @@ from probjax import (
     rbm,
 )
 from probjax.data import datasets, preprocessing
-from probjax.fitting.loss import default_chunk_size, loss_over_rows
+from probjax.fitting.chunk_size import default_chunk_size
+from probjax.fitting.loss import loss_over_rows
 
 VISIBLE, HIDDEN, MANY_ROWS = 784, 200, 10_000
 BATCH, RATE = 100, 0.01
@@ -79,8 +80,9 @@ def machine(largest: float = 1.0) -> rbm.Params:
 
 
 def value_and_gradient(energy, params, x):
-    data = Data(x)
-    of_rows = partial(loss_over_rows, MPF(energy), chunk_size=default_chunk_size(data))
+    data, objective = Data(x), MPF(energy)
+    size = default_chunk_size(objective, params, data)
+    of_rows = partial(loss_over_rows, objective, chunk_size=size)
     function = jax.jit(of_rows)
     return lambda: function(params, data, ())
 
@@ -137,7 +139,7 @@ def against_bare_products(options: Options) -> Table:
 @partial(jax.jit, static_argnums=2)
 def bare(weight, x, count):
     """The products alone, of arrays of the right shapes, in chunks as ours."""
-    size = default_chunk_size(Data(x))
+    size = default_chunk_size(MPF(rbm.energy), machine(), Data(x))
     chunks = -(-len(x) // size)
     size = -(-len(x) // chunks)
 

@@ -45,6 +45,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -151,6 +152,47 @@ def sharded_vmap(function: Callable[..., Any], in_axes: Any = 0) -> Callable[...
         return sharded(*args)
 
     return call
+
+
+def platform(tree: PyTree = ()) -> str:
+    """Return the platform for which a program of these arrays is compiled: "cpu", ...
+
+    It is that of the mesh in context, or else of the devices to which an array of the
+    tree is committed, or else of the default device (`jax.default_device`), in this
+    order. A program can also be lowered for platforms that are not known while it is
+    traced, as by `jax.export`. So a choice that depends on the result must be valid
+    everywhere, and only its speed may differ.
+    """
+    found = [_platform_of_mesh(jax.sharding.get_abstract_mesh())]
+    found += map(_platform_of_array, jax.tree.leaves(tree))
+    return next(filter(None, found), None) or _default_platform()
+
+
+def _platform_of_mesh(mesh):
+    """Platform of the devices of an abstract mesh; None if it has none."""
+    device = mesh.abstract_device
+    if device is None:
+        return None
+    # JAX 0.9 states only the kind of a device, which is "cpu" for CPUs.
+    return getattr(device, "platform", device.device_kind)
+
+
+def _platform_of_array(array):
+    """Platform of the devices of an array; None if it can be on any device."""
+    if not isinstance(array, jax.Array):
+        return None
+    if isinstance(array, Tracer):
+        return _platform_of_mesh(jax.typeof(array).sharding.mesh)
+    if not array.committed:
+        return None
+    return next(iter(array.sharding.device_set)).platform
+
+
+def _default_platform():
+    device = jax.config.jax_default_device  # pyright: ignore
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
 
 
 def shard_rows(rows: PyTree, axis: int = 0) -> PyTree:
@@ -296,7 +338,9 @@ def _with_sharding(leaf, sharding):
 
 def _context_mesh():
     mesh = jax.sharding.get_mesh()
-    return Mesh(np.array(jax.devices()), ("rows",)) if mesh.empty else mesh
+    if not mesh.empty:
+        return mesh
+    return Mesh(np.array(jax.devices(_default_platform())), ("rows",))
 
 
 def _padded(data, missing):

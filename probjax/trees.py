@@ -79,6 +79,20 @@ def flat_rows(rows: PyTree) -> Float[Array, "row n"]:
     return jax.vmap(lambda row: ravel_pytree(row)[0])(rows)
 
 
+def copied(tree: PyTree) -> PyTree:
+    """Copy the arrays of a tree, so that compiled programs may overwrite the originals.
+
+    Nothing is compiled, except for arrays that are spread over several processes.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+    if all(leaf.is_fully_addressable for leaf in arrays.values()):
+        copies = jax.device_put(arrays, may_alias=False)
+    else:
+        copies = {i: leaf.copy() for i, leaf in arrays.items()}
+    return structure.unflatten(copies.get(i, leaf) for i, leaf in enumerate(leaves))
+
+
 def zeros_of(shapes: PyTree) -> PyTree:
     """Return zeros of the shapes and dtypes that `jax.eval_shape` returned."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

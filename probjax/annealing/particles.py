@@ -256,7 +256,7 @@ def start_particles(
 def advance_particles(
     annealing_run: AnnealingRun, keys: PRNGKeyArray, particles: Particles, last: Any
 ) -> tuple[Particles, KnotStatistics | None]:
-    """Move particles up to distribution `last`.
+    """Move particles up to distribution `last`, and overwrite their arrays.
 
     Returns:
         The particles, and the statistics at all knots of a pilot run.
@@ -265,7 +265,7 @@ def advance_particles(
     return _advance(annealing_run, keys, particles, last)
 
 
-@jax.jit
+@partial(jax.jit, donate_argnums=2)
 def _advance(annealing_run, keys, particles, last):
     return annealing_run.advance(keys, particles, last)
 

@@ -27,9 +27,9 @@ from probjax.checks import (
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows
 from probjax.fitting.charts import Affine, Composed
+from probjax.fitting.chunk_size import default_chunk_size
 from probjax.fitting.dependence import depends_on_first
 from probjax.fitting.distance import RowSample
-from probjax.fitting.loss import default_chunk_size
 from probjax.fitting.metric import metric_of, penalty_curvature
 from probjax.fitting.minibatches import rows_per_round
 from probjax.fitting.out_of_core import check_out_of_core, prepared_block
@@ -88,12 +88,19 @@ def validated(
     plan = cast_floats(dtype, plan)
     plan = dataclasses.replace(
         plan,
-        chunk_size=plan.chunk_size or default_chunk_size(first),
+        chunk_size=plan.chunk_size or _default_chunk_size(plan, params, rows),
         rows_per_round=_rows_per_round(plan, first),
     )
     if plan.is_linear and is_stochastic(plan):
         plan = dataclasses.replace(plan, metric=_metric(key, plan, params, rows))
     return plan, params, rows
+
+
+def _default_chunk_size(plan, params, rows):
+    if isinstance(rows, Surveyed):
+        prepare = partial(prepared_block, plan.objective, params, rows.source.decode)
+        rows = jax.eval_shape(prepare, rows.first)
+    return default_chunk_size(plan.objective, params, rows)
 
 
 def _with_states_of_model(plan, params, data, total_rows):

@@ -20,13 +20,13 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
 from probjax.data.chunks import cut_chunk
-from probjax.fitting.loss import CACHED_ROWS
+from probjax.fitting.chunk_size import CACHED_ROWS
 from probjax.types import Array, Data, Float, Params, Scalar, UnitLosses
 
 Matrix = Float[Array, "n n"]
 
-# Columns of the Hessian that are computed at a time.
-_BATCH = 32
+COLUMNS_AT_A_TIME = 32
+"""Columns of the Hessian that are computed at a time."""
 # The loss is flat along eigenvectors of the scaled Hessian whose eigenvalues are below
 # this number of rounding errors of the largest.
 _FLAT_ROUNDING_UNITS = 100
@@ -48,7 +48,7 @@ def hessian_by_columns(
         direction = jnp.zeros_like(point).at[axis].set(1)
         return jax.jvp(gradient, (point,), (direction,))[1]
 
-    return jax.lax.map(column, jnp.arange(point.size), batch_size=_BATCH)
+    return jax.lax.map(column, jnp.arange(point.size), batch_size=COLUMNS_AT_A_TIME)
 
 
 def hessian_by_units(

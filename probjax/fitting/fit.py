@@ -22,7 +22,8 @@ from probjax.data.blocks import Blocks, Surveyed
 from probjax.data.rows import refuse_mask
 from probjax.devices import on_host
 from probjax.fitting.arguments import prepared_data, validated
-from probjax.fitting.loss import default_chunk_size, value_over_rows
+from probjax.fitting.chunk_size import default_chunk_size
+from probjax.fitting.loss import value_over_rows
 from probjax.fitting.out_of_core import out_of_core_run
 from probjax.fitting.plan import RoundsPlan
 from probjax.fitting.result import Fit, fit_of, warn_of_early_end
@@ -38,7 +39,7 @@ from probjax.fitting.stochastic import MAX_STEPS
 from probjax.fitting.stopping import GradientNorm, StandardErrors, StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
-from probjax.trees import cast_floats, float_dtype
+from probjax.trees import cast_floats, copied, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree, Scalar
 
 NO_GRADIENT = (
@@ -121,8 +122,9 @@ def fit(
             is a multiple of the number of devices, and the whole batch otherwise.
         chunk_size: number of rows whose gradients are computed at a time, on each
             device if rows are distributed. It bounds memory and changes only rounding.
-            If None, 4096 on a CPU, where such chunks fit into the cache, and all rows
-            on accelerators.
+            If None, 4096 on a CPU, where such chunks fit into the cache. On
+            accelerators, as many rows as keep 256 MB for their gradient, but at least
+            4096; see `probjax.fitting.chunk_size`.
         watch: callback and checkpoint. The callback receives a `Progress`, by default
             every 50 steps and at the end.
 
@@ -233,7 +235,8 @@ def _advance(plan, advance, state, every):
         run = advance(run, limit if last is None else min(limit, last))
         step, first = int(run.step), int(run.first)
         losses[first:step] = on_host(run.losses)[: step - first]
-        run = run._replace(first=run.step)
+        # A copy, because no array can be overwritten twice.
+        run = run._replace(first=copied(run.step))
         if step == last or is_over_on_host(plan, run):
             return _State(run, losses)
 
@@ -295,7 +298,7 @@ def loss(
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     params, objective = cast_floats(float_dtype(params), (params, objective))
-    size = chunk_size or default_chunk_size(data)
+    size = chunk_size or default_chunk_size(objective, params, data)
     return _loss(key, objective, params, data, chunk_size=size)
 
 

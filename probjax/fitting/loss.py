@@ -2,9 +2,10 @@
 
 Chunks bound memory, fit into a processor's cache, and keep float32 sums accurate: in
 one long sum of a million terms, the rounding error would exceed a gradient near zero.
-Chunks are exact. `reduce` is a weighted mean of a transform of the rows' values, so
-that the values of two chunks reduce, by their weights, to the value of all rows; the
-derivatives of this reduction are the factors of the chunks' gradients.
+`probjax.fitting.chunk_size` chooses their size. Chunks are exact. `reduce` is a
+weighted mean of a transform of the rows' values, so that the values of two chunks
+reduce, by their weights, to the value of all rows; the derivatives of this reduction
+are the factors of the chunks' gradients.
 
 A function f of a mean m over rows, such as the mean activity of a hidden unit, is not
 itself a mean over rows. Its gradient is: with the statistic s of each row, the gradient
@@ -18,30 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import is_concrete
 from probjax.data.chunks import cut_chunk, num_parts
 from probjax.data.rows import num_rows
-from probjax.devices import num_devices
 from probjax.interfaces import Objective, has_statistic
 from probjax.trees import float_dtype, scaled, weighted_mean
 from probjax.types import Array, Data, Params, PyTree, Scalar
-
-CACHED_ROWS = 4096
-"""Rows per chunk on a CPU: their gradients fit into its cache."""
-
-
-def default_chunk_size(data: Data) -> int:
-    """Return `CACHED_ROWS` on a CPU, and the number of all rows otherwise.
-
-    Accelerators add in pairs, so that long sums are accurate. All rows are also one
-    chunk if they are distributed over devices without a mesh in the context, because
-    the devices would have to exchange every chunk.
-    """
-    on_cpu = jax.default_backend() == "cpu"
-    leaves = [leaf for leaf in jax.tree.leaves(data.x) if is_concrete(leaf)]
-    distributed = any(len(leaf.sharding.device_set) > 1 for leaf in leaves)
-    has_mesh = num_devices() > 1
-    return CACHED_ROWS if on_cpu and (has_mesh or not distributed) else num_rows(data)
 
 
 def loss_over_rows(
@@ -192,9 +174,12 @@ Total = tuple[Scalar, Params, Scalar]
 
 
 def empty_total(params: Params, dtype: np.dtype) -> Total:
-    """Return the total of no rows, to which chunks are added."""
-    zero = jnp.zeros((), dtype)
-    return zero, jax.tree.map(jnp.zeros_like, params), zero
+    """Return the total of no rows, to which chunks are added.
+
+    Its arrays are different, so that each can be overwritten.
+    """
+    value, weight = jnp.zeros((), dtype), jnp.zeros((), dtype)
+    return value, jax.tree.map(jnp.zeros_like, params), weight
 
 
 def merged(

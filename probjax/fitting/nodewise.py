@@ -21,9 +21,9 @@ from jax.flatten_util import ravel_pytree
 from probjax import random
 from probjax.checks import check_count, is_concrete, warn
 from probjax.data.rows import as_data, num_rows, refuse_inputs
+from probjax.fitting.chunk_size import CACHED_ROWS
 from probjax.fitting.fit import fit
 from probjax.fitting.history import without_pairs
-from probjax.fitting.loss import CACHED_ROWS
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
 from probjax.fitting.stopping import GradientNorm, StoppingRule, rule_for_strength
 from probjax.interfaces import Penalty
@@ -106,6 +106,8 @@ def fit_nodes(
                 penalty=units.penalty(number),
                 steps_per_round=steps_per_round,
                 stop=stop,
+                # Of every unit of a batch at the same time, see `_map_units`.
+                chunk_size=CACHED_ROWS,
             )
             return found._replace(opt_state=without_pairs(found.opt_state)[0])
 

@@ -136,7 +136,7 @@ def _start(decode, plan, key, params, first):
     return start(_without_batches(plan), key, params, data)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _begin_round(decode, plan, key, run, params, first):
     data = prepared_block(plan.objective, params, decode, first)
     return begin_round(_without_batches(plan), key, run, params, data)
@@ -162,10 +162,9 @@ def _add_blocks(plan, rows, params, context):
     total = empty_total(params, float_dtype(params))
     for block in same_blocks(rows):
         on_device = put_rows(block)
-        args = (plan, params, context, on_device, total)
-        before, total = total, _add(rows.source.decode, *args)
         # Wait for the previous block, so that at most two are in memory.
-        jax.block_until_ready(before)
+        jax.block_until_ready(total)
+        total = _add(rows.source.decode, plan, params, context, on_device, total)
     return total
 
 
@@ -176,7 +175,7 @@ def _asked_params(plan, run, params):
     return coordinates.params(coordinates.method.ask(run.method))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=5)
 def _add(decode, plan, params, context, block, total):
     data = prepared_block(plan.objective, params, decode, block)
     value, gradient = loss_over_rows(
@@ -186,7 +185,7 @@ def _add(decode, plan, params, context, block, total):
     return merged(plan.objective.reduce, total, new)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _tell_total(decode, plan, key, run, params, parts, total):
     """Return the run after an evaluation of the loss on all blocks.
 
@@ -297,7 +296,7 @@ def _joined(first, second):
     return np.concatenate([first, second])
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _evaluate_batch(decode, plan, key, run, params, parts):
     """Return the run after an evaluation of the loss on one minibatch.
 

@@ -372,16 +372,16 @@ def advance_compiled(
     data: Data,
     limit: int,
 ) -> Run:
-    """Compute `advance` in one compiled program, which overwrites the history of `run`.
+    """Compute `advance` in one compiled program, which overwrites the arrays of `run`.
 
-    Callers may keep everything else of `run`. The history of L-BFGS is many times as
-    large as the parameters, so that a second copy would dominate the memory of a fit.
+    The history of L-BFGS, particles and the moments of an optimizer are larger than the
+    parameters, so that a second copy would dominate the memory of a fit.
     """
     light, pairs = without_pairs(run)
     return advance_in_place(plan, key, pairs, light, params, data, limit)
 
 
-@partial(jax.jit, donate_argnums=2)
+@partial(jax.jit, donate_argnums=(2, 3))
 def advance_in_place(
     plan: RoundsPlan,
     key: PRNGKeyArray,
@@ -391,5 +391,5 @@ def advance_in_place(
     data: Data,
     limit: Array | int,
 ) -> Run:
-    """Compute `advance` of a run without its history `pairs`, which are donated."""
+    """Compute `advance` of a run without its history `pairs`; both are donated."""
     return advance(plan, key, with_pairs(run, pairs), params, data, limit)

@@ -27,7 +27,8 @@ from probjax.checks import check_interface, is_concrete, warn
 from probjax.data.clusters import row_clusters
 from probjax.data.rows import num_rows
 from probjax.fitting.arguments import prepared_data, resolved_penalty
-from probjax.fitting.loss import default_chunk_size
+from probjax.fitting.chunk_size import default_chunk_size
+from probjax.fitting.curvature import COLUMNS_AT_A_TIME
 from probjax.fitting.result import ConvergenceWarning, Fit, warn_of_unbounded
 from probjax.fitting.sandwich import FittedLoss, sandwich_covariance
 from probjax.interfaces import Chart, Objective, Penalty, has_statistic
@@ -218,7 +219,9 @@ def uncertainty(
     own = None if clusters is None else row_clusters(clusters, num_rows(data))
     loss = FittedLoss(objective, fitted.params, fitted.context, penalty, chart)
     loss = cast_floats(float_dtype(fitted.params), loss)
-    size = chunk_size or default_chunk_size(data)
+    size = chunk_size or default_chunk_size(
+        objective, loss.params, data, num_copies=COLUMNS_AT_A_TIME
+    )
     covariance, loose = sandwich_covariance(loss, data, own, size)
     unbounded = _unbounded(loss, data)
     return Uncertainty(loss.params, covariance, loose, unbounded)

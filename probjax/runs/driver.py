@@ -24,6 +24,7 @@ from probjax.devices import on_mesh
 from probjax.recipe import recipe, static
 from probjax.runs.checkpoint import Checkpoint, open_checkpoint
 from probjax.runs.digest import canonical
+from probjax.trees import copied
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -80,7 +81,12 @@ class Job(NamedTuple):
     begin: Callable[[], Any]
     """Return the first state."""
     advance: Callable[[Any, int | None], Any]
-    """Return the state after at most the given number of steps; None: at the end."""
+    """Return the state after at most the given number of steps; None: at the end.
+
+    Compiled pieces overwrite the state that they are given, so that memory holds one
+    state and not two. So a job must not begin with arrays of the user, and nothing may
+    be read from a state after `advance`.
+    """
     is_over: Callable[[Any], bool]
     """Return whether the computation is complete."""
     report: Callable[[Any], Any]
@@ -166,10 +172,13 @@ def _run_job(name, job, watch, saved, before):
 
 
 def _call_back(name, job, watch, state):
-    """Call the callback, and return whether it stops the run."""
+    """Call the callback, and return whether it stops the run.
+
+    The callback may keep its report, whose arrays are copies.
+    """
     if watch.callback is None or (report := job.report(state)) is None:
         return False
-    stopped = bool(watch.callback(report))
+    stopped = bool(watch.callback(copied(report)))
     if stopped and not job.may_stop:
         raise ValueError(
             f"{name} has no result before its end, so its callback must not return True"

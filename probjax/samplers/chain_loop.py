@@ -206,7 +206,7 @@ def _observed_step(chains, observer, loop, number, position):
 
 
 # With traced counts a whole run and its pieces are one program, so their results are
-# equal bit by bit. Inside of a user's trace the counts are static, because derivatives
-# in reverse mode require it.
-run_steps = jax.jit(_run_steps)
+# equal bit by bit. It overwrites the state, which holds all draws. Inside of a user's
+# trace the counts are static, because derivatives in reverse mode require it.
+run_steps = jax.jit(_run_steps, donate_argnums=2)
 run_steps_static = jax.jit(_run_steps, static_argnums=(3, 4, 5))

@@ -37,6 +37,7 @@ from probjax.samplers.draws import Draws, Means, Running
 from probjax.samplers.observers import Average, Averaged, Store
 from probjax.trees import (
     as_array,
+    copied,
     first_row,
 )
 from probjax.types import (
@@ -160,7 +161,7 @@ def sample_mean(
         made, *moments = x.running
         total = made + num_draws
         first = RunState(states, step, made, made, Averaged(*moments))
-        begin = partial(_identity, first)
+        begin = partial(copied, first)
     else:
         arguments["x"] = x = _checked_starts(chains, x)
         begin = partial(start_run, chains, observer, split_inputs(x)[0])
@@ -277,8 +278,11 @@ def _cut(stored, first, count):
         return _cut_on_device(stored, first, count)
 
     def cut(leaf):
-        # With NumPy, because JAX would compile a program for every number of draws.
-        return as_array(np.asarray(leaf)[first : first + count].swapaxes(0, 1))
+        # With NumPy, because JAX would compile a program for every number of draws. The
+        # array is read through another one, which does not keep what it has read, and
+        # its numbers are copied, so that the next piece can overwrite it.
+        draws = np.asarray(leaf.addressable_data(0))[first : first + count]
+        return as_array(np.array(draws.swapaxes(0, 1), order="C"))
 
     return jax.tree.map(cut, stored)
 
@@ -312,7 +316,3 @@ def _means(now, inputs):
     return Means(
         mean, stderr, variance, running.info, now.states, now.step, running, inputs
     )
-
-
-def _identity(value):
-    return value

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from numpy.testing import assert_allclose
 from small_models import flat_of, random_ising
 
@@ -48,6 +49,25 @@ def derivatives(objective, params, chunk_size, key):
 def test_chunks_change_neither_the_loss_nor_its_derivatives(name, key):
     found = partial(derivatives, *CASES[name], key=key)
     assert_allclose(found(chunk_size=7), found(chunk_size=ROWS), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_agree_in_both_modes(name, key):
+    """`jax.hessian` is forward over reverse; the opposite order works, too."""
+    objective, params = CASES[name]
+    point, unravel = ravel_pytree(params)
+
+    def value(point):
+        return loss(key, objective, unravel(point), DATA, chunk_size=7)
+
+    @jax.jit
+    def every(point):
+        reverse_over_forward = jax.jacrev(jax.jacfwd(value))(point)
+        return jax.hessian(value)(point), reverse_over_forward
+
+    first, second = every(point)
+    assert_allclose(first, second, rtol=2e-4, atol=1e-5)
+    assert_allclose(first, first.T, rtol=2e-4, atol=1e-5)
 
 
 def test_derivatives_need_the_memory_of_a_chunk(key):
