@@ -12,6 +12,7 @@ standard error of an estimate is that of a mean over groups. (Errors from the ge
 of one large group were too small: the estimated variance could be negative.)
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +23,16 @@ import numpy as np
 from probjax import random
 from probjax.annealing.adaptation import NUM_KNOTS, Adaptation, KnotStatistics, Tuning
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.schedule import Schedule
+from probjax.annealing.schedule import Schedule, cell_of
 from probjax.bases.checks import check_states
+from probjax.devices import shard_rows
 from probjax.recipe import recipe
 from probjax.trees import float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
 
 NUM_BINS, MAX_GROUPS, MIN_GROUP_SIZE = 50, 20, 5
+# A power of two, as most numbers of devices are.
+MAX_PARTS = 1024
 
 
 class Particles(NamedTuple):
@@ -46,8 +50,10 @@ class Particles(NamedTuple):
     """Sum of the log mean weights of each particle's group at its resampling steps."""
     num_resampled: Array
     """Number of steps at which groups of particles were resampled."""
-    accept: Float[Array, " bin"]
-    """Sum of the mean acceptances in each of equal parts of the run."""
+    accept: Float[Array, "bin part"]
+    """Sums of the mean acceptances of parts of the particles, in equal parts of the
+    run. Devices sum the acceptances of their own particles, so that a step needs no
+    communication."""
     step: Array
     """Index of the distribution at which the particles are moved next."""
     tuning: Tuning | None = None
@@ -92,6 +98,7 @@ class AnnealingRun:
         state = self.bridge.start(keys, x, sampler, here)
         log_weight = self.bridge.increments(state, sampler, here, there)
         offsets = jnp.where(self.backwards, 0, self.bridge.offsets(x))
+        num_parts = math.gcd(len(log_weight), MAX_PARTS)
         log_weight = _nan_to_zero_weight((log_weight + offsets).astype(dtype))
         return Particles(
             state,
@@ -100,7 +107,7 @@ class AnnealingRun:
             ancestor=jnp.arange(len(keys)),
             log_normaliser=jnp.zeros_like(log_weight),
             num_resampled=jnp.zeros((), int),
-            accept=jnp.zeros(NUM_BINS, dtype),
+            accept=shard_rows(jnp.zeros((NUM_BINS, num_parts), dtype), axis=1),
             step=jnp.ones((), int),
             tuning=tuning,
         )
@@ -149,8 +156,9 @@ class AnnealingRun:
             log_weight, compensation = _compensated_sum(
                 particles.log_weight, particles.compensation, increments
             )
-            bin_number = (k - 1) * NUM_BINS // num_moves
-            accept = info.accept.mean().astype(dtype)
+            bin_number, _ = cell_of(k - 1, num_moves, NUM_BINS)
+            by_part = info.accept.reshape(particles.accept.shape[1], -1)
+            accept = by_part.mean(1).astype(dtype)
             if self.adaptation is not None:
                 tuning = self.adaptation.update(
                     self.bridge.sampler, tuning, info, increments, here, there
