@@ -27,7 +27,7 @@ from probjax.annealing.schedule import Schedule, cell_of
 from probjax.bases.checks import check_states
 from probjax.devices import shard_rows
 from probjax.recipe import recipe
-from probjax.trees import float_dtype
+from probjax.trees import compensated_sum, float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
 
 NUM_BINS, MAX_GROUPS, MIN_GROUP_SIZE = 50, 20, 5
@@ -153,8 +153,10 @@ class AnnealingRun:
             )
             # States of float32 may have energies of float64.
             increments = increments.astype(dtype)
-            log_weight, compensation = _compensated_sum(
-                particles.log_weight, particles.compensation, increments
+            log_weight, compensation = compensated_sum(
+                particles.log_weight,
+                particles.compensation,
+                _nan_to_zero_weight(increments),
             )
             bin_number, _ = cell_of(k - 1, num_moves, NUM_BINS)
             by_part = info.accept.reshape(particles.accept.shape[1], -1)
@@ -282,12 +284,3 @@ def _nan_to_zero_weight(log_weight_increment):
     # NaN means that both energies are infinite: the particle gets a weight of 0.
     is_nan = jnp.isnan(log_weight_increment)
     return jnp.where(is_nan, -jnp.inf, log_weight_increment)
-
-
-def _compensated_sum(total, compensation, increment):
-    """Add with compensation for the rounding error (Kahan and Neumaier)."""
-    increment = _nan_to_zero_weight(increment)
-    new = total + increment
-    larger = jnp.abs(total) >= jnp.abs(increment)
-    error = jnp.where(larger, (total - new) + increment, (increment - new) + total)
-    return new, compensation + jnp.where(jnp.isfinite(new), error, 0)
