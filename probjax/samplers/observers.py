@@ -137,12 +137,13 @@ class Average(Observer):
         change = jax.tree.map(lambda a, b, c: a - b - c, new, (mean, mean_info), low)
         mean_part, info_part = jax.tree.map(part, change)
         squares = jax.tree.map(lambda c, p: c * (c - p), change[0], mean_part)
-        increments = mean_part, squares, info_part
-        leaves, structure = jax.tree.flatten(old)
-        others = map(jax.tree.leaves, (accumulator.rounding, increments))
-        sums = map(compensated_sum, leaves, *others)
-        moments, rounding = map(structure.unflatten, zip(*sums, strict=True))
-        return Averaged(*moments, rounding)
+        trees = old, accumulator.rounding, (mean_part, squares, info_part)
+        structure = jax.tree.structure(old)
+        sums = map(compensated_sum, *map(jax.tree.leaves, trees))
+        (mean, squares, mean_info), rounding = map(
+            structure.unflatten, zip(*sums, strict=True)
+        )
+        return Averaged(mean, squares, mean_info, rounding)
 
     def _values(self, x):
         return sharded_vmap(lambda x: jax.tree.map(floating, self.statistic(x)))(x)
