@@ -19,9 +19,11 @@ exception: their numbers depend on which chains or particles share a device (see
 `probjax.random`), so that results agree within their errors only.
 
 Sums over rows are computed in another order, so that results differ by rounding, and
-long chains by the growth of such differences. Chains do not communicate; a fit sums one
-gradient over devices for each evaluation; annealing sums the acceptance rate, and moves
-particles between devices only to resample them. Every device holds all parameters.
+long chains by the growth of such differences. Chains do not communicate. A fit sums one
+gradient over devices for each evaluation, and rows stay where they are, except those of
+minibatches. Annealing communicates after its last step only, unless a pilot run adapts
+the sampler or particles are resampled, which moves them between devices. Every device
+holds all parameters.
 
 **Several processes** run the same program, each with its own part of the rows:
 

@@ -54,6 +54,27 @@ def weighted_mean(
     return weights @ values / jnp.where(total > 0, total, 1)
 
 
+def compensated_sum(
+    total: Array, rounding: Array, increment: Array
+) -> tuple[Array, Array]:
+    """Add to a number that is stored as a sum, `total + rounding`, and return both.
+
+    The rounding error of each addition is kept and added with the next increment. So a
+    sum of many small increments is accurate to about twice as many digits.
+
+    >>> one, tiny = jnp.float32(1), jnp.float32(1e-8)
+    >>> total, rounding = compensated_sum(one, jnp.zeros(()), tiny)
+    >>> float(total), float(rounding) == float(tiny)
+    (1.0, True)
+    """
+    added = rounding + increment
+    new = total + added
+    # Knuth's two-sum, whose error is exact whichever of the two is larger.
+    kept = new - total
+    error = (total - (new - kept)) + (added - kept)
+    return new, jnp.where(jnp.isfinite(new), error, 0)
+
+
 def cast_floats(dtype: np.dtype, tree: PyTree) -> PyTree:
     """Convert every floating leaf of `tree` to `dtype`."""
 

@@ -13,15 +13,23 @@ from small_models import random_ising
 from probjax import (
     HMC,
     MPF,
+    Bernoulli,
     Gaussian,
     HeatBath,
+    PersistentDivergence,
+    PseudoLikelihood,
     ScoreMatching,
     ais,
+    annealing,
     fit,
+    gaussian_rbm,
     ising,
     log_likelihood,
     loss,
+    natural,
     natural_gradient,
+    potts,
+    rbm,
     sample,
     samplers,
     sandwich,
@@ -32,7 +40,7 @@ from probjax.natural import energy_scores
 from probjax.trees import as_array
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-PRODUCTS = ("dot_general", "convolution")
+PRODUCTS = ("dot_general", "dot", "convolution")
 
 
 def images(params, x):
@@ -50,9 +58,10 @@ NATURAL = optax.chain(natural_gradient(energy_scores(ising.energy)), optax.sgd(1
 def products(function, *args):
     """The lines of a lowered program that have a product or a convolution."""
     program = export.export(jax.jit(function), platforms=PLATFORMS)(*args)
-    lines = program.mlir_module().splitlines()
+    text = program.mlir_module()
+    assert "bf16" not in text
     named = re.compile(rf"stablehlo\.({'|'.join(PRODUCTS)})\b")
-    return [line for line in lines if named.search(line)]
+    return [line for line in text.splitlines() if named.search(line)]
 
 
 def is_full(line):
@@ -68,7 +77,7 @@ def flow(key, params, x):
     return fit(key, MPF(ising.energy, connectivity=BitFlips()), params, x).params
 
 
-def natural(key, params, x):
+def descended(key, params, x):
     return fit(key, MPF(ising.energy), params, x, optimizer=NATURAL).params
 
 
@@ -104,8 +113,51 @@ def tuned(key, params, x):
     return samplers.tune(key, images, params, x, sampler=HMC(0.1), num_steps=320).x
 
 
+def machine(params):
+    """An RBM with a hidden unit for every visible one."""
+    bias = params.bias
+    return rbm.Params(bias[:, None] * bias[None], bias, bias)
+
+
+def fitted_machine(key, params, x):
+    return fit(key, MPF(rbm.energy), machine(params), x).params
+
+
+def fitted_by_chains(key, params, x):
+    objective = PersistentDivergence(rbm.energy, rbm.BlockGibbs(), num_particles=4)
+    steps = dict(optimizer=optax.sgd(0.1), num_rounds=2, steps_per_round=2)
+    return fit(key, objective, machine(params), x, **steps).params
+
+
+def fitted_reals(key, params, x):
+    bias = params.bias
+    weight, zeros = bias[:, None] * bias[None], jnp.zeros_like(bias)
+    start = gaussian_rbm.Params(weight, bias, bias, zeros)
+    return fit(key, ScoreMatching(gaussian_rbm.energy), start, x).params
+
+
+def fitted_letters(key, params, x):
+    sites = len(params.bias)
+    pairs = sites * (sites - 1) // 2
+    start = potts.Params(jnp.zeros((sites, 3)), jnp.zeros((pairs, 3, 3)))
+    return fit(key, PseudoLikelihood(potts.energy, num_states=3), start, x).params
+
+
+def whitened(key, params, x):
+    chart = natural.whitened(energy_scores(ising.energy), params, x)
+    return fit(key, MPF(ising.energy), params, x, chart=chart).params
+
+
+def annealed_machine(key, params, x):
+    run = dict(sampler=rbm.BlockGibbs(), num_steps=3, num_particles=4, pilot=None)
+    start = jax.tree.map(jnp.zeros_like, machine(params))
+    args = key, rbm.energy, machine(params), Bernoulli(4)
+    return ais(*args, path=annealing.Straight(start), **run).log_z
+
+
 OWN = [fitted, value, drawn, annealed, bracketed, tuned]
-DRIVERS = [*OWN, flow, natural, errors, swept]
+DRIVERS = [*OWN, flow, descended, errors, swept, fitted_machine, fitted_by_chains]
+DRIVERS += [fitted_reals, fitted_letters, whitened, annealed_machine]
 # Two that are traced soon, of one's own energy and of ours, stand for the others.
 FEW = [value, flow]
 

@@ -148,15 +148,21 @@ def _summarise(annealing_run, particles):
         "bound_stderr": _mean_stderr(log_weights, particles.num_resampled > 0),
         "ess": ess,
         "log_weights": log_weights,
-        "accept": jnp.where(counts > 0, particles.accept / counts, jnp.nan),
+        "accept": jnp.where(counts > 0, particles.accept.mean(1) / counts, jnp.nan),
     }
 
 
 def _moves_per_bin(num_steps, step):
     """Count the moves before `step` in each bin of acceptances."""
     num_moves = jnp.maximum(num_steps - 1, 1)
-    # Move k, counted from 0, is in bin k * NUM_BINS // num_moves.
-    ends = -(-jnp.arange(NUM_BINS + 1) * num_moves // NUM_BINS)
+    # Move k, counted from 0, is in bin k * NUM_BINS // num_moves. Its last factor is
+    # split, because the product with all of it may overflow.
+    bins, size, rest = (
+        jnp.arange(NUM_BINS + 1),
+        num_moves // NUM_BINS,
+        num_moves % NUM_BINS,
+    )
+    ends = bins * size - (-bins * rest // NUM_BINS)
     ends = jnp.minimum(ends, step - 1)
     return jnp.diff(jnp.maximum(ends, 0))
 

@@ -12,6 +12,7 @@ standard error of an estimate is that of a mean over groups. (Errors from the ge
 of one large group were too small: the estimated variance could be negative.)
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +23,16 @@ import numpy as np
 from probjax import random
 from probjax.annealing.adaptation import NUM_KNOTS, Adaptation, KnotStatistics, Tuning
 from probjax.annealing.bridge import Bridge
-from probjax.annealing.schedule import Schedule
+from probjax.annealing.schedule import Schedule, cell_of
 from probjax.bases.checks import check_states
+from probjax.devices import shard_rows
 from probjax.recipe import recipe
-from probjax.trees import float_dtype
+from probjax.trees import compensated_sum, float_dtype
 from probjax.types import Array, Float, PRNGKeyArray, Scalar, State
 
 NUM_BINS, MAX_GROUPS, MIN_GROUP_SIZE = 50, 20, 5
+# A power of two, as most numbers of devices are.
+MAX_PARTS = 1024
 
 
 class Particles(NamedTuple):
@@ -46,8 +50,10 @@ class Particles(NamedTuple):
     """Sum of the log mean weights of each particle's group at its resampling steps."""
     num_resampled: Array
     """Number of steps at which groups of particles were resampled."""
-    accept: Float[Array, " bin"]
-    """Sum of the mean acceptances in each of equal parts of the run."""
+    accept: Float[Array, "bin part"]
+    """Sums of the mean acceptances of parts of the particles, in equal parts of the
+    run. Devices sum the acceptances of their own particles, so that a step needs no
+    communication."""
     step: Array
     """Index of the distribution at which the particles are moved next."""
     tuning: Tuning | None = None
@@ -92,6 +98,7 @@ class AnnealingRun:
         state = self.bridge.start(keys, x, sampler, here)
         log_weight = self.bridge.increments(state, sampler, here, there)
         offsets = jnp.where(self.backwards, 0, self.bridge.offsets(x))
+        num_parts = math.gcd(len(log_weight), MAX_PARTS)
         log_weight = _nan_to_zero_weight((log_weight + offsets).astype(dtype))
         return Particles(
             state,
@@ -100,7 +107,7 @@ class AnnealingRun:
             ancestor=jnp.arange(len(keys)),
             log_normaliser=jnp.zeros_like(log_weight),
             num_resampled=jnp.zeros((), int),
-            accept=jnp.zeros(NUM_BINS, dtype),
+            accept=shard_rows(jnp.zeros((NUM_BINS, num_parts), dtype), axis=1),
             step=jnp.ones((), int),
             tuning=tuning,
         )
@@ -146,11 +153,14 @@ class AnnealingRun:
             )
             # States of float32 may have energies of float64.
             increments = increments.astype(dtype)
-            log_weight, compensation = _compensated_sum(
-                particles.log_weight, particles.compensation, increments
+            log_weight, compensation = compensated_sum(
+                particles.log_weight,
+                particles.compensation,
+                _nan_to_zero_weight(increments),
             )
-            bin_number = (k - 1) * NUM_BINS // num_moves
-            accept = info.accept.mean().astype(dtype)
+            bin_number, _ = cell_of(k - 1, num_moves, NUM_BINS)
+            by_part = info.accept.reshape(particles.accept.shape[1], -1)
+            accept = by_part.mean(1).astype(dtype)
             if self.adaptation is not None:
                 tuning = self.adaptation.update(
                     self.bridge.sampler, tuning, info, increments, here, there
@@ -274,12 +284,3 @@ def _nan_to_zero_weight(log_weight_increment):
     # NaN means that both energies are infinite: the particle gets a weight of 0.
     is_nan = jnp.isnan(log_weight_increment)
     return jnp.where(is_nan, -jnp.inf, log_weight_increment)
-
-
-def _compensated_sum(total, compensation, increment):
-    """Add with compensation for the rounding error (Kahan and Neumaier)."""
-    increment = _nan_to_zero_weight(increment)
-    new = total + increment
-    larger = jnp.abs(total) >= jnp.abs(increment)
-    error = jnp.where(larger, (total - new) + increment, (increment - new) + total)
-    return new, compensation + jnp.where(jnp.isfinite(new), error, 0)

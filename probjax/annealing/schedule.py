@@ -72,12 +72,7 @@ class Schedule(NamedTuple):
     def beta(self, number: Any, kind: Any) -> Scalar:
         """Compute beta_k for k = `number`, from 0 to N, as an array of dtype `kind`."""
         cells, length = len(self.table) - 1, jnp.asarray(self.length)
-        number = jnp.asarray(number, length.dtype)
-        guess = number.astype(jnp.float32) * (cells / length.astype(jnp.float32))
-        cell = jnp.floor(guess).astype(length.dtype)
-        # Exact even if both products overflow, because their difference does not.
-        rest = number * cells - cell * length
-        cell, rest = cell + rest // length, rest % length
+        cell, rest = cell_of(number, length, cells)
         low, high = self.table[cell], self.table[jnp.minimum(cell + 1, cells)]
         low, high = low.astype(kind), high.astype(kind)
         return low + rest.astype(kind) / length.astype(kind) * (high - low)
@@ -104,6 +99,24 @@ class Schedule(NamedTuple):
         if log_step is None:
             return sampler
         return sampler.adapted(jnp.exp(log_step), metric)
+
+
+def cell_of(number: Any, length: Array, num_cells: int) -> tuple[Array, Array]:
+    """Return the quotient and the remainder of number * num_cells / length.
+
+    The quotient is the cell of distribution `number` of 0 to `length`, if the run is
+    divided into equal cells. The product may overflow.
+
+    >>> cell, rest = cell_of(1_999_999_999, jnp.asarray(2_000_000_000), 50)
+    >>> int(cell), int(rest)
+    (49, 1999999950)
+    """
+    number = jnp.asarray(number, length.dtype)
+    guess = number.astype(jnp.float32) * (num_cells / length.astype(jnp.float32))
+    cell = jnp.floor(guess).astype(length.dtype)
+    # Exact even if both products overflow, because their difference does not.
+    rest = number * num_cells - cell * length
+    return cell + rest // length, rest % length
 
 
 def linear(num_steps: int) -> Float[Array, " beta"]:

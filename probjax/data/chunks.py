@@ -43,6 +43,20 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return shard_rows(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 
+def thinned(tree: PyTree, stride: int) -> PyTree:
+    """Return the first of every `stride` rows of every leaf.
+
+    If rows are spread over devices, each device thins its own rows, because an index
+    of rows would copy all rows to all devices.
+    """
+
+    def thin(leaf):
+        by_part = leaf.reshape(num_parts(len(leaf)), -1, *leaf.shape[1:])
+        return by_part[:, ::stride].reshape(-1, *leaf.shape[1:])
+
+    return shard_rows(jax.tree.map(thin, tree))
+
+
 def put(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
     """Replace the rows with indices `rows` of every leaf by `values`."""
     return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), tree, values)

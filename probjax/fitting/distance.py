@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from probjax.data.chunks import take
+from probjax.data.chunks import thinned
 from probjax.data.rows import num_rows
 from probjax.interfaces import Objective
 from probjax.trees import float_dtype
@@ -86,11 +86,11 @@ class RowSample(NamedTuple):
 
 
 def row_sample(data: Data, context: PyTree) -> RowSample:
-    """Return at most about `MAX_ROWS` of the rows, at equal distances."""
+    """Return at most about twice `MAX_ROWS` of the rows, at equal distances."""
     count = num_rows(data)
     total = jnp.asarray(float(count)) if data.weights is None else data.weights.sum()
-    chosen = jnp.arange(0, count, max(1, count // MAX_ROWS))
-    return RowSample(take(data, chosen), take(context, chosen), total)
+    stride = max(1, count // MAX_ROWS)
+    return RowSample(thinned(data, stride), thinned(context, stride), total)
 
 
 def next_descent(

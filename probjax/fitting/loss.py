@@ -13,7 +13,9 @@ of f(m) is the mean over rows of f'(m) ds. A first pass computes m, a second pas
 gradient, and chunks are exact again.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +71,16 @@ def _reduced(reduce, row, params, x, weights, context, chunk_size):
         value, gradient = evaluate(params, rows, counted, rows_context)
         return merged(reduce, total, (value, gradient, counted.sum()))
 
-    total = empty_total(params, weights.dtype)
-    return jax.lax.fori_loop(0, num_chunks, add, total)[:2]
+    # Rounding errors grow with the number of totals that are merged in turn. So chunks
+    # are merged in groups, as many as there are chunks in each.
+    group, nothing = math.isqrt(num_chunks), empty_total(params, weights.dtype)
+
+    def add_group(number, total):
+        first = number * group
+        last = jnp.minimum(first + group, num_chunks)
+        return merged(reduce, total, jax.lax.fori_loop(first, last, add, nothing))
+
+    return jax.lax.fori_loop(0, -(-num_chunks // group), add_group, nothing)[:2]
 
 
 def value_over_rows(
@@ -95,42 +105,34 @@ def value_over_rows(
         values = jax.vmap(objective.row, (None, 0, 0))(params, x, rows_context)
         return objective.reduce(values, weights)
 
-    def join(first, second, weights):
-        return objective.reduce(jnp.stack([first, second]), weights)
-
     args = chunk_size, params, (data.x, context), weights
-    value = _over_chunks(reduced, join, *args)
+    value = objective.reduce(*_over_chunks(reduced, *args))
     if not has_statistic(objective, params, data.x):
         return value
 
     def summed(params, rows, weights):
         return weights @ jax.vmap(objective.statistic, (None, 0))(params, rows[0])
 
-    total = _over_chunks(summed, lambda first, second, _: first + second, *args)
-    return value + objective.of_mean(total / weights.sum())
+    sums, counted = _over_chunks(summed, *args)
+    return value + objective.of_mean(sums.sum(0) / counted.sum())
 
 
-def _over_chunks(function, join, chunk_size, params, rows, weights):
-    """Apply a function to chunks of rows, and join the results in turn."""
+def _over_chunks(function, chunk_size, params, rows, weights):
+    """Return the values of a function of chunks of rows, and the chunks' weights.
+
+    They are reduced at once, because rounding errors would grow if they were joined one
+    after the other.
+    """
     num_chunks, size = _chunks(len(weights), chunk_size)
     if num_chunks == 1:
-        return function(params, rows, weights)
+        return function(params, rows, weights)[None], weights.sum()[None]
 
     @jax.checkpoint
     def of_chunk(params, i):
         part, counted = cut_chunk(i, size, rows, weights)
         return function(params, part, counted), counted.sum()
 
-    def add(total, i):
-        value, weight = total
-        found, counted = of_chunk(params, i)
-        both = jnp.stack([weight, counted])
-        return (join(value, found, both), weight + counted), None
-
-    # Not the first chunk by itself, which would compile the function twice.
-    shapes = jax.eval_shape(of_chunk, params, 0)
-    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    return jax.lax.scan(add, nothing, jnp.arange(num_chunks))[0][0]
+    return jax.lax.map(partial(of_chunk, params), jnp.arange(num_chunks))
 
 
 def _loss_of_mean(objective, params, x, weights, chunk_size):

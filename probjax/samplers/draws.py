@@ -109,3 +109,5 @@ class Running(NamedTuple):
     """Sum of squared deviations from the mean."""
     info: Any
     """Mean infos of the steps."""
+    rounding: Any = None
+    """Rounding errors of `(mean, spread, info)`, to be added to them; None for 0."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from probjax.devices import shard_rows, sharded_vmap
 from probjax.recipe import recipe, static
-from probjax.trees import floating
+from probjax.trees import compensated_sum, floating, zeros_of
 from probjax.types import Array, Info, PyTree, State
 
 
@@ -85,6 +85,23 @@ class Averaged(NamedTuple):
     """Sum of squared deviations from the mean."""
     info: Info
     """Mean info of the steps."""
+    rounding: PyTree
+    """Rounding errors of these three, in the same form, to be added to them."""
+
+    @property
+    def moments(self) -> tuple[PyTree, PyTree, Info]:
+        """Means, sums of squares and infos, with their rounding errors added."""
+        return jax.tree.map(jnp.add, self[:3], self.rounding)
+
+
+def averaged(
+    mean: PyTree, squares: PyTree, info: Info, rounding: PyTree | None = None
+) -> Averaged:
+    """Return moments with their rounding errors, or without any if None are given."""
+    moments = mean, squares, info
+    if rounding is None:
+        rounding = shard_rows(jax.tree.map(jnp.zeros_like, moments))
+    return Averaged(*moments, rounding)
 
 
 @recipe
@@ -95,9 +112,7 @@ class Average(Observer):
 
     def start(self, x: State, info: Info) -> Averaged:
         values = jax.eval_shape(self._values, x)
-        shapes = Averaged(values, values, info)
-        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return shard_rows(blank)
+        return averaged(*shard_rows(zeros_of((values, values, info))))
 
     def add(
         self, accumulator: Averaged, index: Array, x: State, info: Info, is_draw: Array
@@ -109,22 +124,26 @@ class Average(Observer):
         )
 
     def _updated(self, accumulator, index, x, info):
-        mean, squares, mean_info = accumulator
-        values = self._values(x)
+        mean, _, mean_info = old = accumulator[:3]
+        count, new = index + 1, (self._values(x), info)
+
+        def part(change):
+            return change / count.astype(change.dtype)
+
         # Welford's update: a sum of plain squares would lose digits if the values are
-        # far from zero.
-        change = jax.tree.map(jnp.subtract, values, mean)
-
-        def approached(old, change):
-            return old + change / (index + 1).astype(change.dtype)
-
-        mean = jax.tree.map(approached, mean, change)
-        squares = jax.tree.map(
-            lambda s, c, v, m: s + c * (v - m), squares, change, values, mean
+        # far from zero. Changes of a mean over a million draws are as small as the
+        # spacing of float32 numbers, so that a mean without compensation would drift.
+        low = accumulator.rounding[0], accumulator.rounding[2]
+        change = jax.tree.map(lambda a, b, c: a - b - c, new, (mean, mean_info), low)
+        mean_part, info_part = jax.tree.map(part, change)
+        squares = jax.tree.map(lambda c, p: c * (c - p), change[0], mean_part)
+        trees = old, accumulator.rounding, (mean_part, squares, info_part)
+        structure = jax.tree.structure(old)
+        sums = map(compensated_sum, *map(jax.tree.leaves, trees))
+        (mean, squares, mean_info), rounding = map(
+            structure.unflatten, zip(*sums, strict=True)
         )
-        difference = jax.tree.map(jnp.subtract, info, mean_info)
-        mean_info = jax.tree.map(approached, mean_info, difference)
-        return Averaged(mean, squares, mean_info)
+        return Averaged(mean, squares, mean_info, rounding)
 
     def _values(self, x):
         return sharded_vmap(lambda x: jax.tree.map(floating, self.statistic(x)))(x)

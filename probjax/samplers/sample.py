@@ -34,7 +34,7 @@ from probjax.samplers.chain_loop import (
     start_run,
 )
 from probjax.samplers.draws import Draws, Means, Running
-from probjax.samplers.observers import Average, Averaged, Store
+from probjax.samplers.observers import Average, Store, averaged
 from probjax.trees import (
     as_array,
     copied,
@@ -158,10 +158,8 @@ def sample_mean(
     if isinstance(x, Means):
         num_warmup = 0
         states, step = _checked_end(chains, x)
-        made, *moments = x.running
-        total = made + num_draws
-        first = RunState(states, step, made, made, Averaged(*moments))
-        begin = partial(copied, first)
+        total = x.running.num_draws + num_draws
+        begin = partial(_continued, *copied((states, step, x.running)))
     else:
         arguments["x"] = x = _checked_starts(chains, x)
         begin = partial(start_run, chains, observer, split_inputs(x)[0])
@@ -305,14 +303,18 @@ def _means(now, inputs):
         return overall, stderr, squares.mean(0) / count + mean.var(0)
 
     running = Running(now.made, *now.accumulator)
-    structure = jax.tree.structure(running.mean)
-    leaves = zip(
-        jax.tree.leaves(running.mean), jax.tree.leaves(running.spread), strict=True
-    )
+    means, squares, info = now.accumulator.moments
+    structure = jax.tree.structure(means)
+    leaves = zip(jax.tree.leaves(means), jax.tree.leaves(squares), strict=True)
     parts = [of_leaf(*pair) for pair in leaves]
     mean, stderr, variance = (
         structure.unflatten(part) for part in zip(*parts, strict=True)
     )
-    return Means(
-        mean, stderr, variance, running.info, now.states, now.step, running, inputs
-    )
+    return Means(mean, stderr, variance, info, now.states, now.step, running, inputs)
+
+
+@jax.jit
+def _continued(states, step, running):
+    """Create the state of a run that adds draws to the moments of an earlier one."""
+    made, *moments = running
+    return RunState(states, step, made, made, averaged(*moments))

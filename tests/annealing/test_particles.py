@@ -21,13 +21,13 @@ from small_models import all_states, drawn_from
 
 from probjax import HMC, HeatBath, Metropolis, annealing, ising, rbm
 from probjax.annealing import Geometric, Straight, ais, reverse_ais
-from probjax.annealing.particles import _compensated_sum, _systematic, group_of
+from probjax.annealing.particles import _systematic, group_of
 from probjax.bases import Bernoulli, Gaussian
 from probjax.connectivity import BitFlips
 from probjax.random import split_array
 from probjax.recipe import recipe
 from probjax.samplers import Momentum, reduced_flip
-from probjax.trees import as_array
+from probjax.trees import as_array, compensated_sum
 
 BITS = Bernoulli(4, as_array(np.array([0.5, -0.5, 0.0, 1.0])))
 # A fiftieth of a million still finds the classical mistake by 16 standard errors.
@@ -297,7 +297,7 @@ def test_sums_of_many_keep_what_rounding_would_lose():
     @jax.jit
     def total(changes):
         def add(carry, change):
-            return _compensated_sum(*carry, change), None
+            return compensated_sum(*carry, change), None
 
         return sum(jax.lax.scan(add, carry, changes)[0])
 

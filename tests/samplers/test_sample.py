@@ -14,6 +14,7 @@ from small_models import all_states, drawn_from, log_probs_of, random_ising
 from probjax import Watch, ising, samplers, storage
 from probjax.samplers import Draws
 from probjax.samplers.chain_loop import run_steps
+from probjax.samplers.observers import Average
 from probjax.types import Info
 
 HERE = Path(__file__).parent
@@ -170,6 +171,35 @@ def test_means_in_pieces_are_those_of_the_whole(key, tmp_path):
     )
     chex.assert_trees_all_close(rest, whole, rtol=1e-6)
     chex.assert_trees_all_equal(rest.state, whole.state)
+
+
+@jax.jit
+def moments_of_bits(num_draws):
+    """Moments of a fixed sequence of bits, and the number of its ones."""
+    observer, start = Average(jnp.positive), jnp.ones(2)
+
+    def add(number, carry):
+        accumulator, count = carry
+        # A Weyl sequence of 24 bits, three fifths of which count as 1.
+        word = number.astype(np.uint32) * np.uint32(2654435761) >> 8
+        x = start * (word < np.uint32(0.6 * 2**24))
+        args = number, x, Info(accept=x), jnp.asarray(True)
+        return observer.add(accumulator, *args), count + x.astype(int)
+
+    carry = observer.start(start, Info(accept=start)), jnp.zeros(2, int)
+    accumulator, count = jax.lax.fori_loop(0, num_draws, add, carry)
+    return accumulator.moments, count
+
+
+@pytest.mark.parametrize(
+    "num_draws", [10**6, pytest.param(2**25, marks=pytest.mark.statistics)]
+)
+def test_means_of_more_draws_than_float32_resolves_do_not_drift(num_draws):
+    (mean, squares, info), count = moments_of_bits(num_draws)
+    share = np.asarray(count) / num_draws
+    np.testing.assert_allclose(mean, share, atol=1e-6)
+    np.testing.assert_allclose(info.accept, share, atol=1e-6)
+    np.testing.assert_allclose(squares, num_draws * share * (1 - share), rtol=1e-5)
 
 
 def test_other_parameters_have_nothing_to_resume(key):

@@ -47,6 +47,8 @@ from probjax.types import Array, ArrayLike, Data, Float, PRNGKeyArray, Scalar
 BLOCK = 8
 NUM_PRODUCTS = (8, 16, 24, 32)
 """Numbers of terms between which `flip_gaps` chooses."""
+MODERATE = 40.0
+"""Magnitude of weights whose exponentials are exact in float32."""
 
 
 class Params(NamedTuple):
@@ -196,18 +198,55 @@ def exact_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vi
     >>> exact_gaps(params, jnp.array([0.0, 1.0])).tolist()
     [1.0, -2.0]
     """
-    field = x @ params.weight + params.hidden_bias
-    off_chance, on_chance = jax.nn.sigmoid(-field), jax.nn.sigmoid(field)
+    largest = jnp.abs(jax.lax.stop_gradient(params.weight)).max()
+    return jax.lax.cond(
+        largest < MODERATE,
+        partial(_gaps_by_units, _moderate_rises),
+        partial(_gaps_by_units, _rises),
+        params,
+        x,
+    )
+
+
+def _gaps_by_units(rises, params, x):
+    """Gaps in a loop over visible units.
+
+    Args:
+        rises: function of the log odds of the hidden units that returns a function of
+            the weights of one unit and its state: what each hidden unit adds to the
+            gap.
+    """
+    added = rises(x @ params.weight + params.hidden_bias)
 
     # Without a checkpoint, the gradient would store rows x visible x hidden numbers.
     @jax.checkpoint
     def gap(unit):
         weight, bias, on = unit
-        # These exponentials do not depend on the row, so a batch shares them.
-        factor = jnp.where(on == 1, jnp.exp(-weight), jnp.exp(weight))
-        return (1 - 2 * on) * bias + jnp.sum(jnp.log(off_chance + on_chance * factor))
+        return (1 - 2 * on) * bias + jnp.sum(added(weight, on))
 
     return jax.lax.map(gap, (params.weight, params.visible_bias, x))
+
+
+def _moderate_rises(field):
+    off_chance, on_chance = jax.nn.sigmoid(-field), jax.nn.sigmoid(field)
+
+    def added(weight, on):
+        # Under vmap over parameters both branches are computed, and must be finite.
+        weight = jnp.clip(weight, -MODERATE, MODERATE)
+        # These exponentials do not depend on the row, so a batch shares them.
+        factor = jnp.where(on == 1, jnp.exp(-weight), jnp.exp(weight))
+        return jnp.log(off_chance + on_chance * factor)
+
+    return added
+
+
+def _rises(field):
+    def added(weight, on):
+        # Exponentials of large weights would overflow, or leave the logarithm of 0.
+        turned = jax.nn.softplus(field + (1 - 2 * on) * weight)
+        return turned - jax.nn.softplus(field)
+
+    return added
 
 
 def weights_only(params: Params) -> Params:
