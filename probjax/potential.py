@@ -25,7 +25,6 @@ from probjax.recipe import recipe, static
 from probjax.trees import float_dtype
 from probjax.types import (
     Array,
-    Block,
     Conditioned,
     Data,
     Energy,
@@ -33,6 +32,7 @@ from probjax.types import (
     Params,
     PyTree,
     Scalar,
+    SiteBlock,
     State,
     map_states,
 )
@@ -58,8 +58,8 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     - `site_gap`: the gaps of site n, for every letter.
 
     Functions of `params` that return a function of `(x, first, size)`, for energies
-    with interactions of pairs: the `Block` of `size` sites from site `first`. A sweep
-    computes one matrix product for each block instead of one for each site:
+    with interactions of pairs: the `SiteBlock` of `size` sites from site `first`. A
+    sweep computes one matrix product for each block instead of one for each site:
 
     - `bit_block`: the log odds of these bits;
     - `letter_block`: the log probabilities of the letters of these sites.
@@ -197,8 +197,8 @@ class Potential:
             "site_gap", partial(generic_gaps.site_gap, num_states=num_states)
         )
 
-    def block(self, name: str) -> Callable[[State, Array, int], Block]:
-        """Return `(x, first, size)` -> `Block` from a closed form of every energy."""
+    def block(self, name: str) -> Callable[[State, Array, int], SiteBlock]:
+        """Return a function of `(x, first, size)` from a form of every energy."""
         forms = [closed_forms(energy)[name](args) for energy, args in self._pairs()]
 
         def of_sites(x, *sites):

@@ -181,7 +181,7 @@ class Gaps(NamedTuple):
     """Weight of each neighbour, as in `Neighbours`."""
 
 
-class Block(NamedTuple):
+class SiteBlock(NamedTuple):
     """Conditional distributions of consecutive sites, if sites interact in pairs."""
 
     field: Float[Array, "site *letter"]

@@ -21,7 +21,15 @@ from probjax.interfaces import Base
 from probjax.potential import closed_form
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, one_hot
-from probjax.types import Array, ArrayLike, Block, Domain, Float, PRNGKeyArray, Scalar
+from probjax.types import (
+    Array,
+    ArrayLike,
+    Domain,
+    Float,
+    PRNGKeyArray,
+    Scalar,
+    SiteBlock,
+)
 
 
 def _bit_gaps(base: "Bernoulli", x: Array) -> Array:
@@ -47,16 +55,16 @@ def _bit_site_gap(base: "Bernoulli") -> Callable[[Array, Array], Array]:
     return lambda x, bit: odds[bit] * jnp.stack([-x[bit], 1 - x[bit]])
 
 
-def _bit_block(base: "Bernoulli") -> Callable[[Array, Array, int], Block]:
+def _bit_block(base: "Bernoulli") -> Callable[[Array, Array, int], SiteBlock]:
     return _independent_sites(jnp.broadcast_to(base.log_odds, (base.size,)))
 
 
 def _independent_sites(field):
-    """Function of `(x, first, size)`: the `Block` of sites that do not interact."""
+    """Return a function of `(x, first, size)`: the block of independent sites."""
 
     def block(x, first, size):
         part = jax.lax.dynamic_slice_in_dim(field, first, size)
-        return Block(part, jnp.zeros(part.shape + part.shape, part.dtype))
+        return SiteBlock(part, jnp.zeros(part.shape + part.shape, part.dtype))
 
     return block
 
@@ -121,7 +129,7 @@ def _letter_gap(base: "Categorical") -> Callable[[Array, Array], Array]:
     return lambda x, site: table[site] - table[site, x[site].astype(int)]
 
 
-def _letter_block(base: "Categorical") -> Callable[[Array, Array, int], Block]:
+def _letter_block(base: "Categorical") -> Callable[[Array, Array, int], SiteBlock]:
     return _independent_sites(base.table)
 
 

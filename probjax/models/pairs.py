@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Block, Float
+from probjax.types import Array, Float, SiteBlock
 
 Edges = tuple[tuple[int, int], ...]
 
@@ -117,7 +117,7 @@ def _upper_triangle(values, size):
 
 def pairwise_block(
     field: Float[Array, " site"], coupling: Float[Array, "site site"]
-) -> Callable[[Float[Array, " site"], Array, int], Block]:
+) -> Callable[[Float[Array, " site"], Array, int], SiteBlock]:
     """Return a function of `(x, first, size)`: these entries of `field + coupling @ x`.
 
     Args:
@@ -132,7 +132,7 @@ def pairwise_block(
     def block(x, first, size):
         part = partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
         rows = part(coupling)
-        return Block(part(field) + rows @ x, part(rows, axis=1))
+        return SiteBlock(part(field) + rows @ x, part(rows, axis=1))
 
     return block
 

@@ -164,6 +164,7 @@ NAMES: dict[str, str] = {
     "rbm.Params": "probjax.models.rbm.machine:Params",
     "rbm.State": "probjax.models.rbm.gibbs:BlockState",
     "Refits": "probjax.fitting.refits:Refits",
+    "SiteBlock": "probjax.types:SiteBlock",
     "SiteChanges": "probjax.connectivity.sites:SiteChanges",
     "SiteGrid": "probjax.connectivity.grid:SiteGrid",
     "spikes.DichotomisedGaussian": "probjax.data.spikes.gaussian:DichotomisedGaussian",

@@ -16,7 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from probjax.types import Array, Block, Bool, Float, State
+from probjax.types import Array, Bool, Float, SiteBlock, State
 
 # Fields of a block. With more, the corrections take longer than the matrix product.
 WIDTH = 64
@@ -25,7 +25,7 @@ LEAST = 8
 
 
 def swept(
-    block: Callable[[State, Array, int], Block],
+    block: Callable[[State, Array, int], SiteBlock],
     unravel: Callable[[Array], State],
     flat: Float[Array, " site"],
     uniforms: Float[Array, " site"],
@@ -36,7 +36,7 @@ def swept(
     """Redraw every site in order, and return the new state, flattened.
 
     Args:
-        block: function of `(x, first, size)` with the `Block` of these sites.
+        block: function of `(x, first, size)` with the `SiteBlock` of these sites.
         unravel: function that maps a flattened state to the state.
         uniforms: a uniform random number for each site.
         size: number of sites of a block, at most all sites; see `block_size`.

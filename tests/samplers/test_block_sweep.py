@@ -15,7 +15,7 @@ from probjax.potential import Conditional, Potential, closed_forms, potential
 from probjax.samplers import HeatBath, block_sweep
 from probjax.samplers.block_sweep import block_size, swept
 from probjax.trees import as_array
-from probjax.types import Block
+from probjax.types import SiteBlock
 
 # With blocks of at most 8 sites or 3 letters' sites, the last block has sites of the
 # block before.
@@ -187,7 +187,7 @@ def test_a_sweep_redraws_each_site_once(x64):
         return 50 * (1 - 2 * part), jnp.zeros((size, size))
 
     def named(x, first, size):
-        return Block(*block(x, first, size))
+        return SiteBlock(*block(x, first, size))
 
     x, half = np.zeros(SIZE), np.full(SIZE, 0.5)
     found = swept(named, lambda x: x, jnp.asarray(x), jnp.asarray(half), size=7)

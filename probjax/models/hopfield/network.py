@@ -40,12 +40,12 @@ from probjax.trees import floating
 from probjax.types import (
     Array,
     ArrayLike,
-    Block,
     Bool,
     Data,
     Float,
     PRNGKeyArray,
     Scalar,
+    SiteBlock,
 )
 
 # Rounding errors of its largest entry by which J may differ from its transpose.
@@ -131,7 +131,7 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
 
 def bit_block(
     params: Params,
-) -> Callable[[Float[Array, " unit"], Array, int], Block]:
+) -> Callable[[Float[Array, " unit"], Array, int], SiteBlock]:
     """Return a function of a state and consecutive units: the log odds of these units.
 
     >>> block = bit_block(Params(1 - jnp.eye(2), jnp.array([0.25, 0.5])))

@@ -29,7 +29,7 @@ from probjax.models.ising.parameters import (
 )
 from probjax.models.pairs import coupled_sites, pair_indices, pairwise_block
 from probjax.potential import closed_form
-from probjax.types import Array, Block, Data, Float, Scalar
+from probjax.types import Array, Data, Float, Scalar, SiteBlock
 
 
 def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
@@ -78,7 +78,7 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
 
 def bit_block(
     params: Params,
-) -> Callable[[Float[Array, " unit"], Array, int], Block]:
+) -> Callable[[Float[Array, " unit"], Array, int], SiteBlock]:
     """Return a function of a state and consecutive units: the log odds of these units.
 
     >>> from probjax import ising

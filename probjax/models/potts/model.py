@@ -32,7 +32,7 @@ from probjax.models.potts.parameters import (
     pair_matrix,
 )
 from probjax.potential import closed_form
-from probjax.types import Array, Block, Data, Float, Scalar
+from probjax.types import Array, Data, Float, Scalar, SiteBlock
 
 
 def site_gaps(params: Params, x: Float[Array, " site"]) -> Float[Array, "site letter"]:
@@ -88,8 +88,8 @@ def site_gap(params: Params) -> Callable[[Float[Array, " site"], Array], Array]:
 
 def letter_block(
     params: Params,
-) -> Callable[[Float[Array, " site"], Array, int], Block]:
-    """Return a function of a state and consecutive sites: their `Block`.
+) -> Callable[[Float[Array, " site"], Array, int], SiteBlock]:
+    """Return a function of a state and consecutive sites: their `SiteBlock`.
 
     >>> field = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.5]])
     >>> block = letter_block(Params(field, jnp.zeros((1, 3, 3))))
@@ -103,7 +103,7 @@ def letter_block(
         hot = one_hot_state(params, x).ravel()
         field, coupling = of_entries(hot, first * num_states, size * num_states)
         shape = size, num_states
-        return Block(field.reshape(shape), coupling.reshape(shape + shape))
+        return SiteBlock(field.reshape(shape), coupling.reshape(shape + shape))
 
     return block
 
