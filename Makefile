@@ -92,7 +92,7 @@ $(VENV)/.peers: $(VENV)/.installed
 .venv-%/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --upgrade pip
-	.venv-$*/bin/python -m pip install --quiet -e ".[$*]"
+	.venv-$*/bin/python -m pip install --quiet -e ".[$*,interop]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -2,6 +2,8 @@
 
 A program is a driver as users call it, inside `jit`. Arrays with a leading axis of
 rows, chains or particles are marked, so that they can be laid out over many chips.
+Parameters that are not learned are inputs, because the compiler would simplify a
+program with constants.
 """
 
 from collections.abc import Callable
@@ -93,14 +95,14 @@ def slope_of_rbm(key: jax.Array, x: jax.Array) -> Any:
     return jax.grad(value)(machine(x.shape[1], 200))
 
 
-def pcd_of_rbm(key: jax.Array, x: jax.Array) -> Any:
+def pcd_of_rbm(hidden: int, key: jax.Array, x: jax.Array) -> Any:
     objective = PersistentDivergence(
         rbm.energy, rbm.BlockGibbs(), num_particles=1000, num_moves=1
     )
     return fit(
         key,
         objective,
-        machine(x.shape[1], 500),
+        machine(x.shape[1], hidden),
         x,
         optimizer=optax.sgd(0.01),
         num_rounds=100,
@@ -134,14 +136,35 @@ def hais(particles: int, key: jax.Array, filters: jax.Array) -> Any:
     ).log_z
 
 
-def hamiltonian(key: jax.Array, x: jax.Array) -> Any:
-    params = experts.Params(jnp.eye(x.shape[1]), jnp.full(x.shape[1], 0.9))
+def hamiltonian(key: jax.Array, x: jax.Array, filters: jax.Array) -> Any:
+    params = experts.Params(filters, jnp.full(x.shape[1], 0.9))
     sampler = HMC(0.1, num_steps=10)
     return sample(key, experts.student_t, params, x, sampler=sampler, num_draws=100).x
 
 
+def by_blackjax(key: jax.Array, x: jax.Array, filters: jax.Array) -> Any:
+    """The program of `hamiltonian` by blackjax: its peer."""
+    import blackjax
+
+    params = experts.Params(filters, jnp.full(x.shape[1], 0.9))
+    kernel = blackjax.hmc.build_kernel()
+
+    def log_density(x):
+        return -experts.student_t(params, x)
+
+    def step(state, key):
+        scales = jnp.ones(x.shape[1])
+        state, _ = kernel(key, state, log_density, 0.1, scales, 10)
+        return state, state.position
+
+    def chain(key, x):
+        keys = jax.random.split(key, 100)
+        return jax.lax.scan(step, blackjax.hmc.init(x, log_density), keys)[1]
+
+    return jax.vmap(chain)(jax.random.split(key, len(x)), x)
+
+
 def heat_bath(key: jax.Array, x: jax.Array, bias: jax.Array, coupling: Any) -> Any:
-    # Parameters are inputs: the compiler would simplify a program with zeros.
     params = ising.Params(bias, coupling, None)
     return sample(key, ising.energy, params, x, sampler=HeatBath(), num_draws=100).x
 
@@ -157,19 +180,19 @@ def _pair(pair):
     return int(pair[0]), int(pair[1])
 
 
-def by_colours(key: jax.Array, x: jax.Array) -> Any:
+def by_colours(key: jax.Array, x: jax.Array, bias: jax.Array, coupling: Any) -> Any:
     edges = lattice(int(np.sqrt(x.shape[1])))
     sampler = ColourGibbs(colours(edges, x.shape[1]))
-    params = zeros_ising(x.shape[1], edges)
+    params = ising.Params(bias, coupling, edges)
     return sample(key, ising.energy, params, x, sampler=sampler, num_draws=10).x
 
 
-def sandwich_of_rbm(key: jax.Array, x: jax.Array) -> Any:
-    visible = x.shape[1]
+def sandwich_of_rbm(key: jax.Array, x: jax.Array, weight: jax.Array) -> Any:
+    visible, hidden = weight.shape
     return sandwich(
         key,
         rbm.energy,
-        machine(visible, 500),
+        rbm.Params(weight, jnp.zeros(visible), jnp.zeros(hidden)),
         Bernoulli(visible),
         x,
         sampler=rbm.BlockGibbs(),
@@ -278,7 +301,7 @@ PROGRAMS = {
     ),
     "pcd-rbm": Program(
         "PCD of an RBM, 784 x 500, 60,000 rows, batches of 1,000",
-        pcd_of_rbm,
+        partial(pcd_of_rbm, 500),
         (Shape((60_000, 784)),),
     ),
     "potts": Program(
@@ -299,7 +322,13 @@ PROGRAMS = {
     "hmc": Program(
         "HMC, 10,000 chains in 36 dimensions, 10 leapfrogs, 100 draws",
         hamiltonian,
-        (Shape((10_000, 36)),),
+        (Shape((10_000, 36)), Shape((36, 36), False)),
+    ),
+    "hmc-blackjax": Program(
+        "the same HMC by blackjax",
+        by_blackjax,
+        (Shape((10_000, 36)), Shape((36, 36), False)),
+        peer=True,
     ),
     "heat-bath": Program(
         "heat bath of an Ising model, 100 units, 10,000 chains, 100 draws",
@@ -314,12 +343,12 @@ PROGRAMS = {
     "colours": Program(
         "colours of a lattice of 100 x 100 units, 100 chains, 10 draws",
         by_colours,
-        (Shape((100, 10_000)),),
+        (Shape((100, 10_000)), Shape((10_000,), False), Shape((20_000,), False)),
     ),
     "sandwich-rbm": Program(
         "sandwich of an RBM, 784 x 500, 1,000 particles",
         sandwich_of_rbm,
-        (Shape((1000, 784)),),
+        (Shape((1000, 784)), Shape((784, 500), False)),
     ),
     "natural": Program(
         "natural gradient, 100,000 parameters, 10,000 rows, conjugate gradients",
@@ -338,3 +367,60 @@ PROGRAMS = {
         peer=True,
     ),
 }
+
+
+class Large(NamedTuple):
+    """A problem that nearly fills a chip."""
+
+    program: Program
+    num_parameters: float
+    operations: float
+    """Multiplications and additions of one pass over the rows, in products only."""
+
+
+def _large_ising(units, rows):
+    # A product for the gaps, and one for the gradient.
+    return Large(
+        Program(
+            f"MPF of an Ising model, {units:,} units x {rows:,} rows",
+            partial(fit_ising, MPF),
+            (Shape((rows, units)),),
+        ),
+        units * (units + 1) / 2,
+        4.0 * rows * units**2,
+    )
+
+
+def _large_potts(sites, rows):
+    return Large(
+        Program(
+            f"pseudolikelihood of a Potts model, {sites} sites x 21 letters x "
+            f"{rows:,} rows",
+            fit_potts,
+            (Shape((rows, sites)),),
+        ),
+        sites * (sites - 1) / 2 * 441 + sites * 21,
+        4.0 * rows * (21 * sites) ** 2,
+    )
+
+
+def _large_rbm(units, rows):
+    # A batch of 1,000 rows needs four products, and so do its 1,000 particles, which
+    # need two more to move.
+    return Large(
+        Program(
+            f"PCD of an RBM, {units:,} x {units:,} x {rows:,} rows",
+            partial(pcd_of_rbm, units),
+            (Shape((rows, units)),),
+        ),
+        float(units) ** 2,
+        20.0 * rows * units**2,
+    )
+
+
+LARGE = {
+    "large-ising": _large_ising(8000, 50_000),
+    "large-potts": _large_potts(400, 10_000),
+    "large-rbm": _large_rbm(16_384, 50_000),
+}
+PROGRAMS |= {name: large.program for name, large in LARGE.items()}
