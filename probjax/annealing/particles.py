@@ -25,6 +25,7 @@ from probjax.annealing.adaptation import NUM_KNOTS, Adaptation, KnotStatistics, 
 from probjax.annealing.bridge import Bridge
 from probjax.annealing.schedule import Schedule, cell_of
 from probjax.bases.checks import check_states
+from probjax.checks import is_eager
 from probjax.devices import shard_rows
 from probjax.recipe import recipe
 from probjax.trees import compensated_sum, float_dtype
@@ -272,12 +273,18 @@ def advance_particles(
         The particles, and the statistics at all knots of a pilot run.
     """
     last = np.asarray(last, particles.step.dtype)
-    return _advance(annealing_run, keys, particles, last)
+    # Under `vmap` particles can be smaller than the results, and are not overwritten.
+    arguments = annealing_run, keys, particles
+    advance = _advance_in_place if is_eager(arguments) else _advance
+    return advance(*arguments, last)
 
 
-@partial(jax.jit, donate_argnums=2)
+@jax.jit
 def _advance(annealing_run, keys, particles, last):
     return annealing_run.advance(keys, particles, last)
+
+
+_advance_in_place = jax.jit(_advance, donate_argnums=2)
 
 
 def _nan_to_zero_weight(log_weight_increment):

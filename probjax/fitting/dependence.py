@@ -1,9 +1,10 @@
 """Whether the result of a function depends on its first argument.
 
 The function is traced, and dependence is followed from equation to equation. It is
-followed into compiled and checkpointed functions, but not into loops and branches: what
-enters one of those is assumed to affect all of its results. So the answer "no" is
-always right, for piecewise functions too, whose derivatives would mislead.
+followed into compiled and checkpointed functions, and into branches whose choice does
+not depend on the argument, such as those for platforms. What enters a loop or decides
+between branches is assumed to affect all results. So the answer "no" is always right,
+for piecewise functions too, whose derivatives would mislead.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from probjax.types import PyTree
 
-_BRANCHES = {"scan", "while", "cond"}
+_LOOPS = {"scan", "while"}
 
 
 def depends_on_first(
@@ -55,12 +56,16 @@ def _dependent(jaxpr: Any, flags: list[bool]) -> list[bool]:
 
 def _leaving(equation, entering):
     """Return which results of an equation depend on the arguments that have a flag."""
+    if equation.primitive.name == "cond" and not entering[0]:
+        branches = [branch.jaxpr for branch in equation.params["branches"]]
+        found = [_dependent(branch, entering[1:]) for branch in branches]
+        return [any(flags) for flags in zip(*found, strict=True)]
     inner = [
         value.jaxpr if isinstance(value, ClosedJaxpr) else value
         for value in equation.params.values()
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
-    is_call = len(inner) == 1 and equation.primitive.name not in _BRANCHES
+    is_call = len(inner) == 1 and equation.primitive.name not in _LOOPS
     if is_call and len(inner[0].invars) == len(entering):
         return _dependent(inner[0], entering)
     return [True] * len(equation.outvars)

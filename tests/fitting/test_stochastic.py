@@ -112,6 +112,11 @@ def test_a_direction_that_the_chains_do_not_determine_adds_its_noise():
     assert error < 0.1
 
 
+def branched(params, x):
+    """A sum whose sign depends on the parameters."""
+    return jax.lax.cond(params[0] > 0, jnp.sum, lambda p: -jnp.sum(p), params * x)
+
+
 def looped(params, x):
     return jax.lax.fori_loop(0, 3, lambda i, total: total + params[i] * x[i], 0.0)
 
@@ -136,6 +141,7 @@ def compiled(params, x):
         (cubic_energy, cubic_params(0, 4), True),
         # Its derivative does not depend on params where it exists, its gradient does.
         (folded, np.zeros(4), True),
+        (branched, np.zeros(4), True),
         # Loops are not followed, so that the answer is on the safe side.
         (looped, np.zeros(4), True),
     ],
@@ -147,6 +153,7 @@ def compiled(params, x):
         "rbm",
         "cubic",
         "piecewise",
+        "branches",
         "loop",
     ],
 )
