@@ -421,6 +421,6 @@ def _large_rbm(units, rows):
 LARGE = {
     "large-ising": _large_ising(8000, 50_000),
     "large-potts": _large_potts(400, 10_000),
-    "large-rbm": _large_rbm(16_384, 50_000),
+    "large-rbm": _large_rbm(24_576, 50_000),
 }
 PROGRAMS |= {name: large.program for name, large in LARGE.items()}
