@@ -93,7 +93,7 @@ CALLS = {
     ),
     "ladder": (
         temperature_curve,
-        (ising.energy, PARAMS, BITS[: ROWS // 4]),
+        (ising.energy, PARAMS, BITS[: ROWS // 2]),
         dict(sampler=HeatBath(), temperatures=[1.0], num_draws=4, num_warmup=8, thin=1),
     ),
     "annealed": (
