@@ -34,3 +34,13 @@ def x64():
 @pytest.fixture
 def key():
     return jax.random.key(20120501)
+
+
+@pytest.fixture(params=["cpu", "default"])
+def branch(request, monkeypatch):
+    """Run the form of a computation for CPUs, or that for all other platforms."""
+
+    def chosen(*args, **forms):
+        return forms[request.param](*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", chosen)

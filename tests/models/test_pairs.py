@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probjax.models import pairs
 from probjax.models.pairs import (
     at_both_sites,
     pair_indices,
@@ -35,16 +34,6 @@ def as_matrix(values, edges):
 
 def num_pairs(edges):
     return len(pair_indices(SIZE, edges)[0])
-
-
-@pytest.fixture(params=["cpu", "default"])
-def branch(request, monkeypatch):
-    """Which form runs: that of CPUs, or that of all other platforms."""
-
-    def chosen(*args, **forms):
-        return forms[request.param](*args)
-
-    monkeypatch.setattr(pairs.jax.lax, "platform_dependent", chosen)
 
 
 @pytest.mark.parametrize("edges", EDGES)

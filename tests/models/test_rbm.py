@@ -86,6 +86,26 @@ def test_flip_gaps_equal_the_generic_path(scale, x64):
         np.testing.assert_allclose(narrow, truth, rtol=1e-5, atol=2e-5 * (1 + scale))
 
 
+@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
+def test_gaps_for_all_platforms_have_the_right_values_and_gradients(branch, scale, x64):
+    params, mix = machine(2, scale=scale), np.arange(1.0, VISIBLE + 1)
+
+    def mixed(gaps):
+        return lambda params: jnp.sum(jax.vmap(gaps, (None, 0))(params, STATES) @ mix)
+
+    def generic(params, x):
+        return potential(plain_energy, params).flip_gaps(x)
+
+    @jax.jit
+    def both(params):
+        return [jax.value_and_grad(mixed(form))(params) for form in forms]
+
+    forms = rbm.flip_gaps, generic
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-8, atol=1e-8), *both(params)
+    )
+
+
 @partial(jax.jit, static_argnums=2)
 def by_products(params, x, num_products):
     """Gaps, the same exactly, and the bound of their difference."""

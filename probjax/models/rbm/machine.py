@@ -118,21 +118,29 @@ def flip_gaps(params: Params, x: Float[Array, " visible"]) -> Float[Array, " vis
     tolerance = 50 * jnp.finfo(weight.dtype).eps
     insufficient = [tail_bound(weight, n).max() > tolerance for n in NUM_PRODUCTS]
     num_blocks = 1 + jnp.sum(jnp.stack(insufficient))
-    return jax.lax.cond(
-        num_blocks <= len(NUM_PRODUCTS),
-        partial(_gaps_by_blocks, num_blocks),
-        exact_gaps,
-        params,
-        x,
+    return jax.lax.platform_dependent(
+        num_blocks, params, x, cpu=_gaps_by_branches, default=_gaps_by_loop
     )
 
 
-def _gaps_by_blocks(num_blocks, params, x):
-    """Gaps by the first `num_blocks` blocks of products.
+def _gaps_by_branches(num_blocks, params, x):
+    """Gaps by `num_blocks` blocks of products, or exactly if there are not as many.
 
-    One loop serves all numbers of blocks, because code for each of them would take
-    several times as long to compile.
+    Each branch has a loop of its own, which stores only what its gradient needs.
     """
+    series = [partial(gaps_by_products, num_products=count) for count in NUM_PRODUCTS]
+    return jax.lax.switch(num_blocks - 1, [*series, exact_gaps], params, x)
+
+
+def _gaps_by_loop(num_blocks, params, x):
+    """Compute the same as `_gaps_by_branches` in a program of half the size."""
+    is_enough = num_blocks <= len(NUM_PRODUCTS)
+    series = partial(_gaps_by_blocks, num_blocks)
+    return jax.lax.cond(is_enough, series, exact_gaps, params, x)
+
+
+def _gaps_by_blocks(num_blocks, params, x):
+    """Gaps by the first `num_blocks` blocks of products, in one loop over blocks."""
     first, add = _series(params, x)
 
     def add_block(carry, block):
