@@ -17,8 +17,9 @@ detailed balance", ICML 2014.
 
 import dataclasses
 from dataclasses import KW_ONLY, field
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count
@@ -99,38 +100,27 @@ class LookAheadHMC(Sampler):
         self, key: PRNGKeyArray, potential: Potential, state: HMCState
     ) -> tuple[HMCState, Info]:
         before, leap, chance = self._hmc().begin(key, state)
-        dtype = before.v.dtype
-        energies = [hamiltonian(potential, before)]
-        taken, done = jnp.asarray(0), jnp.asarray(False)
-        end, last = before, before
-        evaluations = jnp.zeros((), dtype)
-        table: dict[tuple[int, int], Scalar] = {}
-        total, first = jnp.zeros((), dtype), jnp.zeros((), dtype)
-        for ahead in range(1, self.look_ahead + 1):
-            evaluations = evaluations + jnp.where(done, 0, 1)
-            if ahead == 1:
-                last = leap(potential, last)
-            else:
-                further = lazily(_apply, ~done, leap, potential, last)
-                last = select(done, last, further)
-            energy = hamiltonian(potential, last)
-            energies.append(jnp.where(jnp.isfinite(energy), energy, jnp.inf))
-            total = total + _chance(energies, table, 0, ahead)
-            first = total if ahead == 1 else first
-            accept = ~done & (chance < total)
-            end = select(accept, last, end)
-            taken = jnp.where(accept, ahead, taken)
-            done = done | accept
+        search = _begun(self.look_ahead, potential, before)
+        search = _visited(potential, chance, 1, search, leap(potential, before))
+        first = search.sums[0]
+
+        def further(search, ahead):
+            moved = lazily(_apply, ~search.done, leap, potential, search.last)
+            last = select(search.done, search.last, moved)
+            return _visited(potential, chance, ahead, search, last), None
+
+        search, _ = jax.lax.scan(further, search, jnp.arange(2, self.look_ahead + 1))
+        done, end, dtype = search.done, search.end, before.v.dtype
         phase = end._replace(v=jnp.where(done, end.v, -end.v))
-        worst = jnp.max(jnp.stack(energies)) - energies[0]
+        worst = jnp.max(search.energies) - search.energies[0]
         info = Info(
             accept=done.astype(dtype),
             chance=first,
             flip=(~done).astype(dtype),
             diverged=(worst > DIVERGENT).astype(dtype),
             energy=hamiltonian(potential, phase),
-            num_leaps=taken.astype(dtype),
-            evaluations=evaluations,
+            num_leaps=search.taken.astype(dtype),
+            evaluations=search.evaluations,
         )
         return HMCState(phase, state.slice, state.age + 1), info
 
@@ -145,28 +135,74 @@ class LookAheadHMC(Sampler):
         )
 
 
-def _apply(leap, potential, phase: Phase) -> Phase:
-    return leap(potential, phase)
+class _Search(NamedTuple):
+    """Leaps of one step so far."""
+
+    last: Phase
+    """End of the last leap."""
+    end: Phase
+    """State that was accepted; the first state if none was."""
+    done: Array
+    """Whether a state was accepted."""
+    taken: Array
+    """Number of leaps to the state that was accepted."""
+    evaluations: Scalar
+    """Number of leaps that were computed."""
+    energies: Float[Array, " state"]
+    """Energies along the path, and that of the first state for states not visited."""
+    sums: Float[Array, " state"]
+    """For each state of the path, sum_a P_a over the states that follow it so far."""
 
 
-def _chance(energies, table, start, end):
-    """Compute P of moving from state `start` of a path to state `end`.
+def _begun(look_ahead, potential, phase):
+    """Return a search before its first leap."""
+    energies = jnp.full(look_ahead + 1, hamiltonian(potential, phase))
+    zeros = jnp.zeros_like(energies)
+    none = jnp.asarray(0)
+    return _Search(phase, phase, none > 0, none, zeros[0], energies, zeros)
 
-    If `end` is before `start`, the momentum is negated and the path is followed
-    backwards. `table` caches the results.
+
+def _visited(potential, chance, ahead, search, last):
+    """Return the search after leap number `ahead` has ended in `last`."""
+    energy = hamiltonian(potential, last)
+    energy = jnp.where(jnp.isfinite(energy), energy, jnp.inf)
+    energies = search.energies.at[ahead].set(energy)
+    sums = _extended_sums(energies, search.sums, ahead)
+    accept = ~search.done & (chance < sums[0])
+    return _Search(
+        last,
+        select(accept, last, search.end),
+        search.done | accept,
+        jnp.where(accept, ahead, search.taken),
+        search.evaluations + jnp.where(search.done, 0, 1),
+        energies,
+        sums,
+    )
+
+
+def _extended_sums(energies, sums, ahead):
+    """Add the moves from each earlier state of the path to state `ahead` to `sums`.
+
+    The moves back from state `ahead` are summed along the way, from near to far.
     """
-    if (start, end) not in table:
+
+    def ratio(start, end):
         decrease = energies[start] - energies[end]
         # NaN if both energies are infinite: the probability is 0.
         decrease = jnp.where(jnp.isnan(decrease), -jnp.inf, decrease)
-        ratio = jnp.exp(jnp.minimum(decrease, 50.0))
-        direction = 1 if end > start else -1
-        between = range(start + direction, end, direction)
-        left = 1 - _sum(energies, table, start, between)
-        back = 1 - _sum(energies, table, end, reversed(between))
-        table[start, end] = jnp.clip(jnp.minimum(left, ratio * back), 0)
-    return table[start, end]
+        return jnp.exp(jnp.minimum(decrease, 50.0))
+
+    def add(step, carry):
+        sums, back = carry
+        state = ahead - 1 - step
+        there, here = 1 - sums[state], 1 - back
+        to_ahead = jnp.clip(jnp.minimum(there, ratio(state, ahead) * here), 0)
+        from_ahead = jnp.clip(jnp.minimum(here, ratio(ahead, state) * there), 0)
+        return sums.at[state].add(to_ahead), back + from_ahead
+
+    first = sums, jnp.zeros_like(energies[0])
+    return jax.lax.fori_loop(0, ahead, add, first)[0]
 
 
-def _sum(energies, table, start, ends):
-    return sum((_chance(energies, table, start, end) for end in ends), 0.0)
+def _apply(leap, potential, phase: Phase) -> Phase:
+    return leap(potential, phase)
