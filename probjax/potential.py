@@ -160,6 +160,16 @@ class Potential:
         values, gradients = zip(*pairs, strict=True)
         return jnp.stack(values), jax.tree.map(lambda *g: jnp.stack(g), *gradients)
 
+    def terms_and_gaps(
+        self, gaps: Callable[[Energy, Params, State], tuple[Scalar, Array]], x: State
+    ) -> tuple[Float[Array, " term"], Float[Array, "term ..."]]:
+        """Compute each energy at `x` and its gaps, unweighted.
+
+        `gaps` returns both for one energy. `combine` applies the weights.
+        """
+        values, changes = zip(*(gaps(e, a, x) for e, a in self._pairs()), strict=True)
+        return jnp.stack(values), jnp.stack(changes)
+
     def combine(self, terms: PyTree) -> PyTree:
         """Compute the weighted sum over the leading axis of every leaf of `terms`."""
         return jax.tree.map(lambda leaf: _combine(self.weights, list(leaf)), terms)
@@ -245,6 +255,17 @@ def potential(energy: Energy, params: Params, inputs: PyTree = None) -> Potentia
     if inputs is None:
         return Potential((energy,), (params,), weights)
     return Potential((Conditional(energy),), ((params, inputs),), weights)
+
+
+def in_one_precision(potential: Potential, x: State) -> State:
+    """Return `x` in the wider of its own dtype and the energy's.
+
+    >>> model = potential(lambda scale, x: jnp.sum(x) * scale, jnp.float32(1))
+    >>> in_one_precision(model, jnp.zeros(2, jnp.float16)).dtype
+    dtype('float32')
+    """
+    dtype = jnp.result_type(potential.weights, *jax.tree.leaves(x))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), x)
 
 
 @dataclass(frozen=True)
