@@ -156,7 +156,7 @@ SAMPLERS = [
     samplers.ColourGibbs(as_array(np.eye(4))),
     samplers.Metropolis(BitFlips(), num_moves=3),
     samplers.GibbsWithGradients(3, num_moves=2, balance=samplers.barker),
-    samplers.GibbsWithGradients(gaps=samplers.gradient_gaps),
+    samplers.GibbsWithGradients(),
     samplers.DiscreteLangevin(0.3, metric=as_array([0.1, 1.0, 2.0, 1.0])),
     samplers.DiscreteLangevin(0.3, num_states=3, balance=samplers.barker),
     ising.SwendsenWang(),

@@ -3,6 +3,7 @@
 A sampler moves one state at a time and leaves the distribution of the model invariant.
 """
 
+from probjax.generic_gaps import gradient_gaps, one_hot_gaps
 from probjax.leapfrog import Bounds, drift_kick_drift, kick_drift_kick
 from probjax.samplers.discrete_langevin import DiscreteLangevin
 from probjax.samplers.draws import Draws, Means
@@ -15,12 +16,7 @@ from probjax.samplers.gibbs import (
 )
 from probjax.samplers.gibbs_with_gradients import GibbsWithGradients
 from probjax.samplers.hmc import HMC, Jitter
-from probjax.samplers.informed import (
-    barker,
-    gradient_gaps,
-    known_gaps,
-    square_root,
-)
+from probjax.samplers.informed import barker, square_root
 from probjax.samplers.lookahead import LookAheadHMC
 from probjax.samplers.metropolis import Metropolis
 from probjax.samplers.momentum import (
@@ -48,13 +44,13 @@ __all__ = [
     "HMC",
     "Jitter",
     "kick_drift_kick",
-    "known_gaps",
     "LENGTHS",
     "LookAheadHMC",
     "MATRIX",
     "Means",
     "Metropolis",
     "Momentum",
+    "one_hot_gaps",
     "random_sites",
     "reduced_flip",
     "sample",

@@ -29,11 +29,9 @@ from probjax.recipe import recipe, static
 from probjax.samplers.gibbs import mean_gap_if_cheap
 from probjax.samplers.informed import (
     Balance,
-    GapRule,
     InformedState,
     accepted,
-    check_rules,
-    known_gaps,
+    check_balance,
     prepared,
     square_root,
     state_at,
@@ -55,7 +53,6 @@ class DiscreteLangevin(Sampler):
         balance: function of gaps that weights the changes, `square_root` or `barker`.
         metric: preconditioner, a positive factor of the step size for each site; None
             for 1.
-        gaps: rule for the gaps, `known_gaps` or `gradient_gaps`.
 
     >>> from probjax import sample
     >>> from probjax.samplers import tune
@@ -74,14 +71,13 @@ class DiscreteLangevin(Sampler):
     num_states: int = static(default=2)
     balance: Balance = static(default=square_root)
     metric: Float[Array, " site"] | None = None
-    gaps: GapRule = static(default=known_gaps)
 
     def __post_init__(self):
         check_count("num_states", self.num_states, least=2)
         check_step_size(self.step_size)
         if is_concrete(self.step_size) and np.any(np.greater(self.step_size, 1)):
             raise ValueError(f"step_size must be at most 1, got {self.step_size}")
-        check_rules(self.balance, self.gaps)
+        check_balance(self.balance)
 
     @property
     def domain(self) -> Domain:
@@ -106,7 +102,7 @@ class DiscreteLangevin(Sampler):
 
     def prepare(self, potential: Potential, x: State) -> State:
         self._check_metric(num_sites(x))
-        return prepared(self.gaps, self.num_states, potential, x)
+        return prepared(potential, x, self.num_states)
 
     def _check_metric(self, size):
         if self.metric is None:
@@ -122,7 +118,7 @@ class DiscreteLangevin(Sampler):
                 raise ValueError(f"metric must be positive and finite, got {factors}")
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> InformedState:
-        return state_at(self.gaps, self.num_states, potential, x)
+        return state_at(potential, x, self.num_states)
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: InformedState
@@ -132,7 +128,7 @@ class DiscreteLangevin(Sampler):
         uniforms = random.uniform(key, flat.shape, flat.dtype)
         cumulative = jnp.cumsum(jnp.exp(forward), 1)[:, :-1]
         new = jnp.sum(uniforms[:, None] >= cumulative, 1).astype(flat.dtype)
-        after = state_at(self.gaps, self.num_states, potential, unravel(new))
+        after = state_at(potential, unravel(new), self.num_states)
         reverse = self._log_probs(potential, after)
         log_ratio = _log_prob(reverse, flat) - _log_prob(forward, new)
         uniform = random.uniform(key, (), flat.dtype, stream=1)

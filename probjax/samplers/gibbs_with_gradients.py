@@ -21,11 +21,9 @@ from probjax.recipe import recipe, static
 from probjax.samplers.gibbs import mean_gap_if_cheap
 from probjax.samplers.informed import (
     Balance,
-    GapRule,
     InformedState,
     accepted,
-    check_rules,
-    known_gaps,
+    check_balance,
     prepared,
     square_root,
     state_at,
@@ -42,7 +40,6 @@ class GibbsWithGradients(Sampler):
         num_states: number of letters of a site; with 2, states are bits.
         num_moves: number of proposals in a step; each costs one value-and-gradient.
         balance: function of gaps that weights the changes, `square_root` or `barker`.
-        gaps: rule for the gaps, `known_gaps` or `gradient_gaps`.
 
     >>> from probjax import sample
     >>> def energy(bias, x):
@@ -57,12 +54,11 @@ class GibbsWithGradients(Sampler):
     num_states: int = static(default=2)
     num_moves: int = static(default=1)
     balance: Balance = static(default=square_root)
-    gaps: GapRule = static(default=known_gaps)
 
     def __post_init__(self):
         check_count("num_states", self.num_states, least=2)
         check_count("num_moves", self.num_moves)
-        check_rules(self.balance, self.gaps)
+        check_balance(self.balance)
 
     @property
     def domain(self) -> Domain:
@@ -78,10 +74,10 @@ class GibbsWithGradients(Sampler):
         return mean_gap_if_cheap(potential, x, self.num_states)
 
     def prepare(self, potential: Potential, x: State) -> State:
-        return prepared(self.gaps, self.num_states, potential, x)
+        return prepared(potential, x, self.num_states)
 
     def init(self, key: PRNGKeyArray, potential: Potential, x: State) -> InformedState:
-        return state_at(self.gaps, self.num_states, potential, x)
+        return state_at(potential, x, self.num_states)
 
     def step(
         self, key: PRNGKeyArray, potential: Potential, state: InformedState
@@ -94,7 +90,7 @@ class GibbsWithGradients(Sampler):
             choice = jnp.argmax(forward - jnp.log(-jnp.log(uniforms)))
             site, letter, back = self._change(flat, choice)
             x = unravel(flat.at[site].set(letter))
-            after = state_at(self.gaps, self.num_states, potential, x)
+            after = state_at(potential, x, self.num_states)
             reverse = self._log_probs(potential, after)
             log_ratio = reverse[back] - forward[choice]
             uniform = random.uniform(key, (), forward.dtype, stream=1)

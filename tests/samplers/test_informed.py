@@ -29,14 +29,16 @@ from probjax import (
     ising,
     loss,
     potts,
+    rbm,
     sample,
     sample_mean,
     samplers,
     sandwich,
 )
-from probjax.potential import Potential, potential
+from probjax.potential import Potential, closed_form, potential
 from probjax.samplers import DiscreteLangevin, GibbsWithGradients
 from probjax.samplers.adaptation import move_chains
+from probjax.states import one_hot
 from probjax.trees import as_array
 
 METRIC = (0.5, 1.0, 1.7)
@@ -48,13 +50,9 @@ SAMPLERS = {
     "all sites, metric": DiscreteLangevin(0.6, metric=as_array(METRIC)),
     "one letter": GibbsWithGradients(3),
     "one letter, barker": GibbsWithGradients(3, balance=samplers.barker),
-    "one letter, slopes": GibbsWithGradients(3, gaps=samplers.gradient_gaps),
     "all letters": DiscreteLangevin(0.6, num_states=3),
     "all letters, metric": DiscreteLangevin(
         0.6, num_states=3, metric=as_array(METRIC), balance=samplers.barker
-    ),
-    "all letters, slopes": DiscreteLangevin(
-        0.4, num_states=3, gaps=samplers.gradient_gaps
     ),
 }
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
@@ -73,7 +71,7 @@ def gaps_of(sampler, params, states):
     evaluated = jax.jit(jax.vmap(jax.value_and_grad(cubic_energy, 1), (None, 0)))
     energies, slopes = map(np.asarray, evaluated(params, states.astype(float)))
     letters = np.arange(sampler.num_states)
-    if sampler.num_states == 2 or sampler.gaps is samplers.gradient_gaps:
+    if sampler.num_states == 2:
         change = states[:, :, None] - letters[None, None]
         return slopes[:, :, None] * change, energies
     gaps = np.zeros((*states.shape, len(letters)))
@@ -193,6 +191,53 @@ def test_closed_forms_replace_gradients():
     np.testing.assert_allclose(found.terms, both.terms(x), rtol=1e-5)
 
 
+def of_one_hot(params, hot):
+    return jnp.sum(jnp.tanh(params @ hot.ravel()) ** 2)
+
+
+def one_hot_proposals(params, x):
+    return samplers.one_hot_gaps(of_one_hot, params, x, 3)
+
+
+@closed_form(proposal_gaps=one_hot_proposals)
+def hot_energy(params, x):
+    return of_one_hot(params, one_hot(x, 3))
+
+
+@pytest.mark.parametrize("name", ["one letter", "all letters"])
+def test_gradients_of_one_hot_states_are_proposals_of_letters(name, key):
+    """A declared form is used, and the chain stays exact though it is inexact."""
+    params = 1.5 * np.random.default_rng(0).normal(size=(4, 9))
+    states = all_states(SIZE, 3).astype(float)
+    model = potential(hot_energy, as_array(params))
+    start = jax.jit(SAMPLERS[name].init)(key, model, as_array(states[5]))
+    exact_gaps = jax.jit(partial(model.site_gaps, num_states=3))(as_array(states[5]))
+    assert np.abs(start.gaps[0] - exact_gaps).max() > 0.1
+    draws = sample(
+        key,
+        hot_energy,
+        as_array(params),
+        np.zeros((200, SIZE)),
+        sampler=SAMPLERS[name],
+        num_draws=500,
+        num_warmup=50,
+    )
+    numbers = codes(np.asarray(draws.x).reshape(-1, SIZE), 3)
+    found = np.bincount(numbers, minlength=27) / len(numbers)
+    energies = np.asarray(jax.vmap(hot_energy, (None, 0))(params, states))
+    p = np.exp(-energies) / np.exp(-energies).sum()
+    np.testing.assert_allclose(found, p, atol=0.01)
+
+
+def test_machines_propose_by_gradients(key):
+    """Their closed form of flips costs several times as much."""
+    params = rbm.init(key, 5, 3, scale=1.0)
+    x = as_array(np.array([0.0, 1.0, 1.0, 0.0, 1.0]))
+    found = jax.jit(DiscreteLangevin(0.5).init)(key, potential(rbm.energy, params), x)
+    slopes = (2 * x - 1) * jax.grad(rbm.energy, 1)(params, x)
+    np.testing.assert_allclose(found.gaps[0], slopes, rtol=1e-5)
+
+
 def counting(log, params, x):
     jax.debug.callback(log.append, x.sum())
     return params @ x + jnp.sum(x) ** 2
@@ -223,14 +268,18 @@ def test_caches_are_those_of_the_state_at_any_weight(name, key):
     @jax.jit
     def moved(keys, x):
         state = sampler.init(keys[0], Potential(energies, args, jnp.ones(2)), x)
-        for number, key in enumerate(keys):
-            weights = jnp.asarray([1.0, number / 5])
-            model = Potential(energies, args, weights)
-            state, _ = sampler.step(key, model, state)
-        return state, sampler.init(keys[0], model, state.x)
+
+        def step(state, key):
+            weights = jax.random.normal(jax.random.fold_in(key, 1), (2,))
+            return sampler.step(key, Potential(energies, args, weights), state)
+
+        state, info = jax.lax.scan(step, state, keys)
+        model = Potential(energies, args, jnp.zeros(2))
+        return state, sampler.init(keys[0], model, state.x), info
 
     x = as_array(np.zeros(SIZE))
-    found, again = moved(jax.random.split(key, 20), x)
+    found, again, info = moved(jax.random.split(key, 20), x)
+    assert 0 < info.accept.mean() <= 1
     for leaf, other in zip(found, again, strict=True):
         np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6)
 
@@ -335,6 +384,7 @@ def test_a_step_size_is_not_adapted_beyond_1(key):
     np.testing.assert_allclose(moved.step_size, 1)
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(
     "sampler", [GibbsWithGradients(num_moves=4), DiscreteLangevin(0.5)]
 )
@@ -426,8 +476,6 @@ def test_bad_settings_are_refused():
             sampler(num_states=1)
         with pytest.raises(ValueError, match="balance must be a function, got 'sqrt'"):
             sampler(balance="sqrt")
-        with pytest.raises(ValueError, match="gaps must be a function, got None"):
-            sampler(gaps=None)
     model, x = potential(plain_energy, random_ising(0, 4)), np.zeros((2, 4))
     with pytest.raises(ValueError, match="metric must have one factor for each of 4"):
         DiscreteLangevin(0.5, metric=np.ones(3)).prepare(model, x)
