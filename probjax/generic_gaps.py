@@ -107,11 +107,12 @@ def one_hot_gaps(
     ...     return one_hot_gaps(network, weights, x, 3)
     >>> @closed_form(proposal_gaps=gaps)
     ... def energy(weights, x):
-    ...     return network(weights, jax.nn.one_hot(x, 3))
+    ...     return network(weights, x[:, None] == jnp.arange(3)[None])
     >>> gaps(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([1.0]))[1].tolist()
     [[1.0, 0.0, -3.0]]
     """
-    hot = jax.nn.one_hot(x, num_states, dtype=x.dtype)
+    columns = jnp.arange(num_states, dtype=x.dtype)
+    hot = (x[:, None] == columns[None]).astype(x.dtype)
     value, slope = jax.value_and_grad(energy, argnums=1)(params, hot)
     return value, jnp.sum(slope * hot, 1, keepdims=True) - slope
 
