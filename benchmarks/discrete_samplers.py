@@ -26,7 +26,7 @@ from probjax.samplers import (
     DiscreteLangevin,
     GibbsWithGradients,
     Metropolis,
-    barker,
+    square_root,
     tune,
 )
 
@@ -129,7 +129,7 @@ def samplers_of(params: Network, x: jax.Array) -> dict[str, Way]:
         "Metropolis": Way(Metropolis(RandomFlips(1), size), 1, size),
         "Gibbs with gradients": Way(GibbsWithGradients(), GIBBS_THIN, GIBBS_THIN),
         "Langevin": langevin(),
-        "Langevin, Barker": langevin(balance=barker),
+        "Langevin, square root": langevin(balance=square_root),
     }
 
 

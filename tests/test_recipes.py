@@ -158,7 +158,7 @@ SAMPLERS = [
     samplers.GibbsWithGradients(3, num_moves=2, balance=samplers.barker),
     samplers.GibbsWithGradients(),
     samplers.DiscreteLangevin(0.3, metric=as_array([0.1, 1.0, 2.0, 1.0])),
-    samplers.DiscreteLangevin(0.3, num_states=3, balance=samplers.barker),
+    samplers.DiscreteLangevin(0.3, num_states=3, balance=samplers.square_root),
     ising.SwendsenWang(),
     ising.Wolff(),
     samplers.Tempered(samplers.HeatBath(), as_array([1.0, 0.5, 0.2])),

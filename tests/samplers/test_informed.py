@@ -45,15 +45,13 @@ METRIC = (0.5, 1.0, 1.7)
 SAMPLERS = {
     "one change": GibbsWithGradients(),
     "one change, barker": GibbsWithGradients(balance=samplers.barker),
-    "all sites": DiscreteLangevin(0.6),
-    "all sites, barker": DiscreteLangevin(1.0, balance=samplers.barker),
+    "all sites": DiscreteLangevin(0.6, balance=samplers.square_root),
+    "all sites, barker": DiscreteLangevin(1.0),
     "all sites, metric": DiscreteLangevin(0.6, metric=as_array(METRIC)),
     "one letter": GibbsWithGradients(3),
     "one letter, barker": GibbsWithGradients(3, balance=samplers.barker),
-    "all letters": DiscreteLangevin(0.6, num_states=3),
-    "all letters, metric": DiscreteLangevin(
-        0.6, num_states=3, metric=as_array(METRIC), balance=samplers.barker
-    ),
+    "all letters": DiscreteLangevin(0.6, num_states=3, balance=samplers.square_root),
+    "all letters, metric": DiscreteLangevin(0.6, num_states=3, metric=as_array(METRIC)),
 }
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 every_two = pytest.mark.parametrize(
