@@ -138,6 +138,10 @@ class ForwardingSampler(Sampler):
         return self.sampler.target_acceptance
 
     @property
+    def max_step_size(self) -> float | None:
+        return self.sampler.max_step_size
+
+    @property
     def step_size(self) -> Any:
         return self.sampler.step_size
 

@@ -1,4 +1,7 @@
-"""Gaps of energies without closed forms, from one energy for every neighbour."""
+"""Gaps of energies without closed forms.
+
+Exact gaps take one energy for every neighbour, gaps of first order a single gradient.
+"""
 
 from collections.abc import Callable
 
@@ -66,6 +69,52 @@ def site_gaps(
 
     others = map_range(changed, flat.size * num_states)
     return energy(params, x) - others.reshape(flat.size, num_states)
+
+
+def gradient_gaps(
+    energy: Energy, params: Params, x: State
+) -> tuple[Scalar, Float[Array, " bit"]]:
+    """Compute an energy and its gaps of bits of first order, (2 x_n - 1) dE/dx_n.
+
+    They are exact if the energy is linear in every single bit.
+
+    >>> def energy(bias, x):
+    ...     return bias @ x + x[0] * x[1]
+    >>> bias, x = jnp.array([1.0, 3.0]), jnp.array([0.0, 1.0])
+    >>> value, gaps = gradient_gaps(energy, bias, x)
+    >>> float(value), gaps.tolist()
+    (3.0, [-2.0, 3.0])
+    """
+    value, gradient = jax.value_and_grad(energy, argnums=1)(params, x)
+    return value, (2 * ravel_pytree(x)[0] - 1) * ravel_pytree(gradient)[0]
+
+
+def one_hot_gaps(
+    energy: Energy, params: Params, x: Float[Array, " site"], num_states: int
+) -> tuple[Scalar, Float[Array, "site letter"]]:
+    """Compute an energy of one-hot states, and its gaps of letters of first order.
+
+    Args:
+        energy: function of `params` and of a one-hot encoding `(site, letter)`.
+        x: letters of the sites.
+
+    A network reads letters in one-hot form, and proposes by its gradient:
+
+    >>> from probjax.potential import closed_form
+    >>> def network(weights, hot):
+    ...     return jnp.sum(weights * hot)
+    >>> def gaps(weights, x):
+    ...     return one_hot_gaps(network, weights, x, 3)
+    >>> @closed_form(proposal_gaps=gaps)
+    ... def energy(weights, x):
+    ...     return network(weights, x[:, None] == jnp.arange(3)[None])
+    >>> gaps(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([1.0]))[1].tolist()
+    [[1.0, 0.0, -3.0]]
+    """
+    columns = jnp.arange(num_states, dtype=x.dtype)
+    hot = (x[:, None] == columns[None]).astype(x.dtype)
+    value, slope = jax.value_and_grad(energy, argnums=1)(params, hot)
+    return value, jnp.sum(slope * hot, 1, keepdims=True) - slope
 
 
 def map_range(function: Callable[[Array], Array], count: int) -> Array:

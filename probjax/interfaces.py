@@ -305,6 +305,11 @@ class Sampler(ABC):
         """Acceptance rate to which drivers adapt `step_size`; None: no adaptation."""
         return None
 
+    @property
+    def max_step_size(self) -> float | None:
+        """Largest step size to which drivers adapt; None if there is no limit."""
+        return None
+
     step_size: Any
     """Step size; only read if `target_acceptance` is not None."""
     metric: Any

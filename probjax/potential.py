@@ -51,6 +51,12 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     - `mirror_gap`: E(x) - E(1 - x);
     - `site_gaps`: E(x) - E(x with site n set to a), for every n and every letter a.
 
+    A function of `(params, x)` that returns E(x) and gaps, which may be approximate:
+
+    - `proposal_gaps`: gaps of all bits, or of all letters of all sites, as cheap as a
+      gradient, for samplers that propose by gaps. See `gradient_gaps` and
+      `one_hot_gaps` in `probjax.samplers`.
+
     Functions of `params` that return a function of `(x, n)`. Sweeps over the sites call
     them once, so that what depends on `params` alone is computed once:
 
@@ -96,7 +102,7 @@ def closed_form(**forms: Callable[..., Any]) -> Callable[[Callable], Callable]:
     >>> model.flip_gaps(jnp.array([0.0, 1.0])).tolist()
     [-1.0, 3.0]
     """
-    known = {"flip_gaps", "mirror_gap", "site_gaps", *SITE_FORMS}
+    known = {"flip_gaps", "mirror_gap", "site_gaps", "proposal_gaps", *SITE_FORMS}
     known |= {"unbounded", "unnormalisable", "chart", "couplings"}
     known |= {"unit_params", "unit_energy", "unbounded_entries"}
     if unknown := set(forms) - known:
@@ -159,6 +165,20 @@ class Potential:
         pairs = [jax.value_and_grad(e, argnums=1)(a, x) for e, a in self._pairs()]
         values, gradients = zip(*pairs, strict=True)
         return jnp.stack(values), jax.tree.map(lambda *g: jnp.stack(g), *gradients)
+
+    def terms_and_gaps(
+        self, x: State, num_states: int
+    ) -> tuple[Float[Array, " term"], Float[Array, "term ..."]]:
+        """Compute each energy and its gaps, unweighted, as cheaply as possible.
+
+        The gaps serve proposals, which need not be exact. Those of bits, `(term, bit)`,
+        come from a closed form, or else from the gradient. Those of letters, `(term,
+        site, letter)`, come from a closed form, or else from all changed energies.
+        `combine` applies the weights.
+        """
+        pairs = [_proposal_gaps(e, a, x, num_states) for e, a in self._pairs()]
+        values, gaps = zip(*pairs, strict=True)
+        return jnp.stack(values), jnp.stack(gaps)
 
     def combine(self, terms: PyTree) -> PyTree:
         """Compute the weighted sum over the leading axis of every leaf of `terms`."""
@@ -247,6 +267,17 @@ def potential(energy: Energy, params: Params, inputs: PyTree = None) -> Potentia
     return Potential((Conditional(energy),), ((params, inputs),), weights)
 
 
+def in_one_precision(potential: Potential, x: State) -> State:
+    """Return `x` in the wider of its own dtype and the energy's.
+
+    >>> model = potential(lambda scale, x: jnp.sum(x) * scale, jnp.float32(1))
+    >>> in_one_precision(model, jnp.zeros(2, jnp.float16)).dtype
+    dtype('float32')
+    """
+    dtype = jnp.result_type(potential.weights, *jax.tree.leaves(x))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), x)
+
+
 @dataclass(frozen=True)
 class Conditional:
     """Energy of a state given its inputs, which become part of the parameters.
@@ -276,7 +307,8 @@ class Conditional:
     def closed_forms(self) -> Mapping[str, Callable]:
         """Closed forms of gaps of the energy, as functions of plain states."""
         forms = closed_forms(self.energy)
-        of_state = {"flip_gaps", "mirror_gap", "site_gaps"} & set(forms)
+        of_state = {"flip_gaps", "mirror_gap", "site_gaps", "proposal_gaps"}
+        of_state &= set(forms)
         of_site = set(SITE_FORMS) & set(forms)
         return {name: partial(_form_of_state, forms[name]) for name in of_state} | {
             name: partial(_form_of_site, forms[name]) for name in of_site
@@ -391,6 +423,19 @@ def couplings(energy: Energy, params: Params) -> Params | None:
     """Return 1 for couplings and 0 for biases; None if the energy declares nothing."""
     form = closed_forms(energy).get("couplings")
     return None if form is None else form(params)
+
+
+def _proposal_gaps(energy, params, x, num_states):
+    forms = closed_forms(energy)
+    if "proposal_gaps" in forms:
+        return forms["proposal_gaps"](params, x)
+    name = "flip_gaps" if num_states == 2 else "site_gaps"
+    if name in forms:
+        return energy(params, x), forms[name](params, x)
+    if num_states == 2:
+        return generic_gaps.gradient_gaps(energy, params, x)
+    gaps = generic_gaps.site_gaps(energy, params, x, num_states=num_states)
+    return energy(params, x), gaps
 
 
 def _combine(weights, terms):

@@ -137,7 +137,10 @@ class Adaptation:
                 return before._replace(total_deviation=deviation)
             acceptance = info.acceptance.mean()
             log_step = adapt_log_step(
-                before.log_step, acceptance, self._target(sampler)
+                before.log_step,
+                acceptance,
+                self._target(sampler),
+                sampler.max_step_size,
             )
             return Tuning(log_step, None, before.total_log_step + log_step, deviation)
 

@@ -93,6 +93,7 @@ NAMES: dict[str, str] = {
     "hopfield.Recovery": "probjax.models.hopfield.memory:Recovery",
     "ica.Params": "probjax.models.ica:Params",
     "Info": "probjax.types:Info",
+    "informed.State": "probjax.samplers.informed:InformedState",
     "ising.Centred": "probjax.models.ising.centring:CentredIsing",
     "ising.CouplingTable": "probjax.models.ising.table:CouplingTable",
     "ising.Params": "probjax.models.ising.parameters:Params",

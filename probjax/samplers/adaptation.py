@@ -10,6 +10,7 @@ chains no longer leaves the model exactly invariant. With many chains this bias 
 negligible, because each contributes little to the mean; with only a few, do not adapt.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +99,10 @@ def move_chains(
 
         states, info = sharded_vmap(one, (0, axes, 0, 0))(keys, params, inputs, states)
         if log_step is not None and target is not None:
-            log_step = adapt_log_step(log_step, info.acceptance.mean(), target)
+            acceptance = info.acceptance.mean()
+            log_step = adapt_log_step(
+                log_step, acceptance, target, sampler.max_step_size
+            )
         return states, accept + info.accept / num_steps, log_step
 
     states = sharded_vmap(start, (0, axes, 0, 0))(keys, params, inputs, x)
@@ -124,11 +128,22 @@ def initial_step_size(sampler: Sampler, adapt: bool, params: Params) -> Scalar |
 
 
 def adapt_log_step(
-    log_step: Scalar, acceptance: Scalar, target: Scalar | float
+    log_step: Scalar,
+    acceptance: Scalar,
+    target: Scalar | float,
+    max_step_size: float | None,
 ) -> Scalar:
     """Change the logarithm of a step size a little, to approach the target."""
     excess = (acceptance - target) / (target * (1 - target))
-    return log_step + (GAIN * jnp.clip(excess, -1, 1)).astype(log_step.dtype)
+    change = GAIN * jnp.clip(excess, -1, 1)
+    return limited(log_step + change.astype(log_step.dtype), max_step_size)
+
+
+def limited(log_step: Scalar, max_step_size: float | None) -> Scalar:
+    """Return the logarithm of a step size, or of the largest one if that is smaller."""
+    if max_step_size is None:
+        return log_step
+    return jnp.minimum(log_step, math.log(max_step_size))
 
 
 def check_acceptance(target: Any) -> None:

@@ -144,10 +144,7 @@ class HeatBath(Sampler):
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
     def mean_gap(self, potential: Potential, x: State) -> Scalar:
-        if self.num_states == 2:
-            return _mean_flip_gap(potential, x)
-        gaps = potential.site_gaps(x, self.num_states)
-        return jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(gaps)) * gaps)
+        return mean_gap_of_sites(potential, x, self.num_states)
 
     @property
     def _block_form(self):
@@ -235,12 +232,24 @@ class ColourGibbs(Sampler):
         return GibbsState(unravel(flat)), Info(jnp.ones((), flat.dtype))
 
     def mean_gap(self, potential: Potential, x: State) -> Scalar:
-        return _mean_flip_gap(potential, x)
+        return mean_gap_of_sites(potential, x, 2)
 
 
-def _mean_flip_gap(potential, x):
-    gaps = potential.flip_gaps(x)
-    return jax.lax.stop_gradient(jax.nn.sigmoid(gaps)) @ gaps
+def mean_gap_if_cheap(potential: Potential, x: State, num_states: int) -> Scalar | None:
+    """Compute `Sampler.mean_gap` if all energies have closed forms of gaps."""
+    form = "flip_gaps" if num_states == 2 else "site_gaps"
+    if not potential.has_closed_form(form):
+        return None
+    return mean_gap_of_sites(potential, x, num_states)
+
+
+def mean_gap_of_sites(potential: Potential, x: State, num_states: int) -> Scalar:
+    """Compute `Sampler.mean_gap` for states with `num_states` letters of a site."""
+    if num_states == 2:
+        gaps = potential.flip_gaps(x)
+        return jax.lax.stop_gradient(jax.nn.sigmoid(gaps)) @ gaps
+    gaps = potential.site_gaps(x, num_states)
+    return jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(gaps)) * gaps)
 
 
 @jax.jit

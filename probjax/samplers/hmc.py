@@ -38,7 +38,7 @@ from probjax.leapfrog import (
     kick_drift_kick,
     phase_at,
 )
-from probjax.potential import Potential
+from probjax.potential import Potential, in_one_precision
 from probjax.recipe import recipe, static
 from probjax.samplers.momentum import Flip, Momentum, standard_flip
 from probjax.states import num_sites
@@ -178,7 +178,7 @@ class HMC(Sampler):
                     f"{jnp.result_type(leaf)}; try floating numbers, or HeatBath for "
                     "bits"
                 )
-        x = _in_one_precision(potential, jax.tree.map(floating, x))
+        x = in_one_precision(potential, jax.tree.map(floating, x))
         check_metric(self.metric, num_sites(x))
         if self.bounds is not None:
             self.bounds.check(num_sites(x))
@@ -299,12 +299,6 @@ def select(flag: Array, first: Phase, second: Phase) -> Phase:
 def _check_kind(name, value, kind):
     if is_concrete(value) and not isinstance(value, kind):
         raise ValueError(f"{name} must be a {name.capitalize()}, got {value!r}")
-
-
-def _in_one_precision(potential, x):
-    """Return `x` in the wider of its own dtype and the energy's."""
-    dtype = jnp.result_type(potential.weights, *jax.tree.leaves(x))
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), x)
 
 
 def _log_ratio(potential, before, after):

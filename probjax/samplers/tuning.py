@@ -28,6 +28,7 @@ from probjax.data.rows import as_data, num_rows
 from probjax.interfaces import Sampler
 from probjax.potential import check_energy, potential
 from probjax.runs.driver import driver, undifferentiable
+from probjax.samplers.adaptation import limited
 from probjax.samplers.sample import NO_GRADIENT
 from probjax.states import num_sites
 from probjax.trees import first_row, float_dtype
@@ -204,7 +205,7 @@ def _stage(key, energy, params, inputs, x, sampler, target, num_steps, spread):
 
         states, info = jax.vmap(one)(step_keys, inputs, states)
         accept = check_info(info).acceptance.mean()
-        averaging = _averaged(first, averaging, accept, target)
+        averaging = _averaged(first, averaging, accept, target, sampler.max_step_size)
         if spread is not None:
             moments = _merged(spread, moments, _moments(spread, states.x))
         return states, averaging, moments
@@ -233,12 +234,12 @@ def _stage(key, energy, params, inputs, x, sampler, target, num_steps, spread):
     return adapted, states.x, averaging.accept
 
 
-def _averaged(first, averaging, accept, target):
+def _averaged(first, averaging, accept, target, max_step_size):
     """Update the dual averaging after a step with mean acceptance `accept`."""
     count = averaging.steps + 1
     weight = 1 / (count + DELAY)
     shortfall = (1 - weight) * averaging.shortfall + weight * (target - accept)
-    log_step = first - jnp.sqrt(count) / GAMMA * shortfall
+    log_step = limited(first - jnp.sqrt(count) / GAMMA * shortfall, max_step_size)
     weight = count**-KAPPA
     mean = weight * log_step + (1 - weight) * averaging.mean_log_step
     mean_accept = averaging.accept + (accept - averaging.accept) / count

@@ -40,7 +40,9 @@ HOLD_FUNCTIONS = """
     objectives.velocity:MinimumVelocity potential:Conditional potential:Posterior
     potential:Potential
     runs.checkpoint_files:FileFormat runs.driver:Job runs.driver:Watch
-    samplers.chain_loop:Chains samplers.gibbs:HeatBath samplers.hmc:HMC
+    samplers.chain_loop:Chains samplers.discrete_langevin:DiscreteLangevin
+    samplers.gibbs:HeatBath samplers.gibbs_with_gradients:GibbsWithGradients
+    samplers.hmc:HMC
     samplers.hmc:Leap samplers.observers:Average samplers.tuning:Spread
 """
 INTERNAL = """

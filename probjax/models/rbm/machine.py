@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from probjax.bases.fits import fit_bernoulli
 from probjax.exact import enumeration
+from probjax.generic_gaps import gradient_gaps
 from probjax.models.rbm.centring import data_chart
 from probjax.models.rbm.layers import (
     check_hidden,
@@ -271,7 +272,25 @@ def weights_only(params: Params) -> Params:
     return params._replace(weight=1.0, visible_bias=0.0, hidden_bias=0.0)
 
 
-@closed_form(flip_gaps=flip_gaps, chart=data_chart, couplings=weights_only)
+def proposal_gaps(
+    params: Params, x: Float[Array, " visible"]
+) -> tuple[Scalar, Float[Array, " visible"]]:
+    """E(x) and gaps of first order, at a fraction of the cost of `flip_gaps`.
+
+    >>> params, x = init(jax.random.key(0), 3, 2), jnp.array([0.0, 1.0, 1.0])
+    >>> value, gaps = proposal_gaps(params, x)
+    >>> bool(jnp.abs(gaps - flip_gaps(params, x)).max() < 1e-3)
+    True
+    """
+    return gradient_gaps(energy, params, x)
+
+
+@closed_form(
+    flip_gaps=flip_gaps,
+    proposal_gaps=proposal_gaps,
+    chart=data_chart,
+    couplings=weights_only,
+)
 def energy(params: Params, x: Float[Array, " visible"]) -> Scalar:
     """Energy -b'x - sum_h softplus(W'x + c)_h of one visible state.
 
