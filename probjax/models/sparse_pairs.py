@@ -39,7 +39,7 @@ class Shifts(NamedTuple):
     edges: Edges
     distances: tuple[int, ...]
     """Distances j - i of the edges."""
-    indices: tuple[Int[np.ndarray, " site"], ...]
+    indices: Int[np.ndarray, "distance site"]
     """Edge of the sites i and i + d, for each distance d and all i; beyond the last
     edge if there is none."""
 
@@ -49,11 +49,8 @@ class Shifts(NamedTuple):
         """Sum over the edges of each site of the coupling times the other site's x."""
         total = jnp.zeros_like(x)
         for distance, here in self._by_distance(coupling):
-            of_first = here * x[distance:]
-            of_second = here * x[:-distance]
-            total += jnp.pad(of_first, (0, distance)) + jnp.pad(
-                of_second, (distance, 0)
-            )
+            total += here * _moved_down(x, distance)
+            total += jnp.pad((here * x)[:-distance], (distance, 0))
         return total
 
     def total(
@@ -62,13 +59,19 @@ class Shifts(NamedTuple):
         """Sum over all edges of the coupling times x of both sites."""
         total = jnp.zeros((), x.dtype)
         for distance, here in self._by_distance(coupling):
-            total += jnp.sum(here * x[distance:] * x[:-distance])
+            total += jnp.sum(here * x * _moved_down(x, distance))
         return total
 
     def _by_distance(self, coupling):
-        for distance, index in zip(self.distances, self.indices, strict=True):
-            at = coupling.at[index]
-            yield distance, at.get(mode="fill", fill_value=0, unique_indices=True)
+        # One gather, and products of one length, which share loops in gradients.
+        at = coupling.at[self.indices]
+        couplings = at.get(mode="fill", fill_value=0, unique_indices=True)
+        return zip(self.distances, couplings, strict=True)
+
+
+def _moved_down(x, distance):
+    """X of the site at a distance after each site, and zeros behind the last site."""
+    return jnp.pad(x[distance:], (0, distance))
 
 
 class Neighbours(NamedTuple):
@@ -142,7 +145,7 @@ def layout(size: int, edges: Edges | None) -> Shifts | Incidence | None:
 def _layout(size, edges):
     first, second = edges.sites
     distances = np.unique(np.abs(second - first))
-    products = np.sum(size - distances)
+    products = size * len(distances)
     if (
         len(distances) <= MOST_DISTANCES
         and products * ENTRIES_PER_PRODUCT <= len(edges) * ENTRIES_PER_EDGE
@@ -155,14 +158,12 @@ def _layout(size, edges):
 
 def _shifts(size, edges, distances):
     first, second = edges.sites
-    indices = []
-    for distance in distances:
-        (here,) = np.nonzero(np.abs(second - first) == distance)
-        # All indices differ, which lets gradients be written in any order.
-        index = np.arange(len(edges), len(edges) + size - distance, dtype=np.int32)
-        index[np.minimum(first, second)[here]] = here
-        indices.append(index)
-    return Shifts(edges, tuple(distances.tolist()), tuple(indices))
+    row = np.searchsorted(distances, np.abs(second - first))
+    # All indices differ, which lets gradients be written in any order.
+    beyond = len(edges) + np.arange(len(distances) * size, dtype=np.int32)
+    indices = beyond.reshape(len(distances), size)
+    indices[row, np.minimum(first, second)] = np.arange(len(edges))
+    return Shifts(edges, tuple(distances.tolist()), indices)
 
 
 @lru_cache(maxsize=32)

@@ -297,7 +297,8 @@ def colours(
             "colours must have the edges of a model, got None; if all sites are "
             "coupled, try HeatBath()"
         )
-    pairs = np.sort(np.array(list(edges), int).reshape(-1, 2), axis=1)
+    edges = edges if hasattr(edges, "__array__") else list(edges)
+    pairs = np.sort(np.array(edges, int).reshape(-1, 2), axis=1)
     lower, higher = pairs[np.argsort(pairs[:, 1], kind="stable")].T
     ends = np.cumsum(np.bincount(higher, minlength=size)).tolist()
     neighbours = lower.tolist()
