@@ -21,7 +21,7 @@ from probjax.types import Array, Float, Int, SiteBlock
 _MOST_PRINTED = 8
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
 class Edges(Sequence):
     """Immutable sequence of pairs of sites, which compares by value.
 
@@ -41,8 +41,8 @@ class Edges(Sequence):
     array: Int[np.ndarray, "pair 2"]
     """Both sites of each pair, as 32-bit integers that cannot be changed."""
 
-    def __post_init__(self):
-        array = as_pairs(self.array).astype(np.int32)
+    def __init__(self, array: Iterable[tuple[int, int]]):
+        array = as_pairs(array).astype(np.int32)
         array.setflags(write=False)
         object.__setattr__(self, "array", array)
 
@@ -99,7 +99,7 @@ def as_edges(edges: Iterable[tuple[int, int]] | None) -> Edges | None:
     """Return `Edges`, or None for all pairs; see `checked_edges` for a check."""
     if edges is None or isinstance(edges, Edges):
         return edges
-    return Edges(edges)  # pyright: ignore[reportArgumentType]
+    return Edges(edges)
 
 
 def upper_triangle(

@@ -64,7 +64,7 @@ class Shifts(NamedTuple):
 
     def _by_distance(self, coupling):
         # One gather, and products of one length, which share loops in gradients.
-        at = coupling.at[self.indices]
+        at = jnp.asarray(coupling).at[self.indices]
         couplings = at.get(mode="fill", fill_value=0, unique_indices=True)
         return zip(self.distances, couplings, strict=True)
 
@@ -121,7 +121,7 @@ class Incidence(NamedTuple):
     def around(self, site: Array | int) -> Neighbours:
         """Return the neighbours of one site, as many entries as any site has."""
         entries = np.arange(self.degree.max(initial=0), dtype=np.int32)
-        exists = entries < jnp.asarray(self.degree)[site]
+        exists = jnp.less(entries, jnp.asarray(self.degree)[site])
         # Entries behind the last end are not used, but must be some site.
         end = jnp.asarray(self.start)[site] + entries
         end = jnp.minimum(end, len(self.site) - 1)
@@ -209,6 +209,9 @@ def sparse_block(
         column = jnp.where((column >= 0) & (column < size), column, size)
         among = jnp.zeros((size, size), values.dtype)
         among = among.at[inside[:, None], column].add(values, mode="drop")
-        return SiteBlock(start + jnp.sum(values * x[near.site], axis=1), among)
+        # Not a sum of products: without its fusion emitters, XLA for CPUs would compute
+        # that sum from states that the sweep has overwritten.
+        coupled = jax.vmap(jnp.dot)(values, x[near.site])
+        return SiteBlock(start + coupled, among)
 
     return block

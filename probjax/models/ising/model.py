@@ -101,9 +101,10 @@ def bit_block(
     >>> block(jnp.array([1.0, 1.0]), 0, 2).field.tolist()
     [-2.0, 1.0]
     """
-    if layout(len(params.bias), params.edges) is None:
+    form = layout(len(params.bias), params.edges)
+    if form is None:
         return pairwise_block(-params.bias, -2 * pair_matrix(params))
-    return sparse_block(-params.bias, -2 * params.coupling, params.edges)
+    return sparse_block(-params.bias, -2 * params.coupling, form.edges)
 
 
 def unit_flip_gap(
@@ -217,10 +218,10 @@ def unbounded_entries(params: Params, data: Data) -> Params:
     of_bias = np.bincount(first, first_on | both_off, minlength=size)
     of_bias += np.bincount(second, second_on | both_off, minlength=size)
     return Params(
-        constant | (of_bias > 0),
-        counts.missing.any(0) | constant[first] | constant[second],
+        constant | (of_bias > 0),  # pyright: ignore[reportArgumentType]
+        counts.missing.any(0) | constant[first] | constant[second],  # pyright: ignore
         params.edges,
-    )  # pyright: ignore[reportReturnType]
+    )
 
 
 @closed_form(
