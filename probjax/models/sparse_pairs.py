@@ -24,9 +24,9 @@ from jaxtyping import Bool, Int
 from probjax.models.pairs import Edges, as_edges, pair_indices
 from probjax.types import Array, Float, Scalar, SiteBlock
 
-# Measured on two x86 cores with lattices and random graphs of 100 to 10,000 sites: the
-# time of one entry of a matrix, relative to that of one product at a distance and to
-# that of one edge.
+# Entries of a matrix that are multiplied in the time of one product at a distance, and
+# in that of one gathered edge. Measured on two x86 cores, with lattices and random
+# graphs of 100 to 10,000 sites.
 ENTRIES_PER_PRODUCT = 32
 ENTRIES_PER_EDGE = 512
 # The program grows with the number of distances.
