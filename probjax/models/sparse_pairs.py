@@ -209,8 +209,8 @@ def sparse_block(
         column = jnp.where((column >= 0) & (column < size), column, size)
         among = jnp.zeros((size, size), values.dtype)
         among = among.at[inside[:, None], column].add(values, mode="drop")
-        # Not a sum of products: without its fusion emitters, XLA for CPUs would compute
-        # that sum from states that the sweep has overwritten.
+        # Not a sum of products: with --xla_cpu_use_fusion_emitters=false, jaxlib 0.10.2
+        # returns wrong sums here inside a sweep.
         coupled = jax.vmap(jnp.dot)(values, x[near.site])
         return SiteBlock(start + coupled, among)
 
