@@ -181,7 +181,7 @@ def _pair(pair):
 
 
 def by_colours(key: jax.Array, x: jax.Array, bias: jax.Array, coupling: Any) -> Any:
-    edges = lattice(int(np.sqrt(x.shape[1])))
+    edges = ising.Edges(lattice(int(np.sqrt(x.shape[1]))))
     sampler = ColourGibbs(colours(edges, x.shape[1]))
     params = ising.Params(bias, coupling, edges)
     return sample(key, ising.energy, params, x, sampler=sampler, num_draws=10).x

@@ -55,7 +55,7 @@ from probjax.objectives import flow
 from probjax.types import Scalar
 
 SHAPE, SIZE, ROWS = (10, 10), 100, 20_000
-EDGES = exact.lattice.edges(SHAPE, periodic=True)
+EDGES = ising.Edges(exact.lattice.edges(SHAPE, periodic=True))
 PAIRS: dict[str, ising.Edges | None] = {"lattice": EDGES, "all pairs": None}
 READINGS = {
     "1.125, the author's program": 1.125,

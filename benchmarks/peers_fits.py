@@ -64,7 +64,7 @@ class Torus(NamedTuple):
     @property
     def edges(self) -> ising.Edges:
         """Its neighbours."""
-        return exact.lattice.edges(self.shape, periodic=True)
+        return ising.Edges(exact.lattice.edges(self.shape, periodic=True))
 
     def exactly(self, matrix: np.ndarray) -> tuple[float, float]:
         """Of couplings on the lattice: their error and KL(truth || learned)."""

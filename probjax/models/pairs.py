@@ -7,16 +7,99 @@ would be slow there: the compiler of a TPU makes megabytes of code of it and mov
 hundred times the bytes. On a CPU, one index for each pair is faster.
 """
 
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.types import Array, Float, SiteBlock
+from probjax.types import Array, Float, Int, SiteBlock
 
-Edges = tuple[tuple[int, int], ...]
+# Edges are printed if there are at most as many.
+_MOST_PRINTED = 8
+
+
+@dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
+class Edges(Sequence):
+    """Immutable sequence of pairs of sites, which compares by value.
+
+    Programs are compiled for the edges of a model, and every call of a program hashes
+    them. A tuple of two million pairs takes 25 ms to hash each time; these edges are
+    hashed once.
+
+    Args:
+        array: any iterable of pairs.
+
+    >>> Edges([(0, 1), (1, 2)])
+    Edges(((0, 1), (1, 2)))
+    >>> Edges([(0, 1), (1, 2)]) == Edges(np.array([[0, 1], [1, 2]]))
+    True
+    """
+
+    array: Int[np.ndarray, "pair 2"]
+    """Both sites of each pair, as 32-bit integers that cannot be changed."""
+
+    def __init__(self, array: Iterable[tuple[int, int]]):
+        array = as_pairs(array).astype(np.int32)
+        array.setflags(write=False)
+        object.__setattr__(self, "array", array)
+
+    @cached_property
+    def sites(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and second site of every pair."""
+        first, second = np.ascontiguousarray(self.array.T)
+        return first, second
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return Edges(self.array[index])
+        return tuple(self.array[index].tolist())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return map(tuple, self.array.tolist())  # pyright: ignore[reportReturnType]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+    def __eq__(self, other):
+        if not isinstance(other, Edges):
+            return NotImplemented
+        return hash(self) == hash(other) and np.array_equal(self.array, other.array)
+
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash(self.array.tobytes())
+
+    def __reduce__(self):
+        # Hashes differ from process to process, so the cached one is left out.
+        return Edges, (self.array,)
+
+    def __repr__(self):
+        if len(self) > _MOST_PRINTED:
+            return f"Edges({len(self)} pairs)"
+        return f"Edges({tuple(self)})"
+
+
+def as_pairs(edges: Iterable[tuple[int, int]]) -> Int[np.ndarray, "pair 2"]:
+    """Return any iterable of pairs as an array of integers."""
+    if not hasattr(edges, "__array__"):
+        edges = list(edges)
+    return np.array(edges, int).reshape(-1, 2)
+
+
+def as_edges(edges: Iterable[tuple[int, int]] | None) -> Edges | None:
+    """Return `Edges`, or None for all pairs; see `checked_edges` for a check."""
+    if edges is None or isinstance(edges, Edges):
+        return edges
+    return Edges(edges)
 
 
 def upper_triangle(
@@ -78,6 +161,9 @@ def at_both_sites(
     >>> first.tolist(), second.tolist()
     ([1.0, 1.0, 2.0], [2.0, 3.0, 3.0])
     """
+    if edges is not None:
+        first, second = pair_indices(len(values), edges)
+        return values[first], values[second]
     shape = (len(values), *values.shape)
     of_first = jnp.broadcast_to(values[:, None], shape)
     of_second = jnp.broadcast_to(values[None], shape)
@@ -95,6 +181,10 @@ def sums_of_sites(
     >>> sums_of_sites(jnp.array([1.0, 2.0, 4.0]), jnp.zeros(3), 3, None).tolist()
     [3.0, 4.0, 0.0]
     """
+    if edges is not None:
+        first, second = pair_indices(size, edges)
+        total = jnp.zeros((size, *at_first.shape[1:]), at_first.dtype)
+        return total.at[first].add(at_first).at[second].add(at_second)
     rows = upper_triangle(at_first, size, edges).sum(1)
     return rows + upper_triangle(at_second, size, edges).sum(0)
 
@@ -137,7 +227,29 @@ def pairwise_block(
     return block
 
 
-@cache
+def pair_products(
+    values: Float[Array, " site"], edges: Edges | None
+) -> Float[Array, " pair"]:
+    """Product of the values of both sites of each pair.
+
+    >>> pair_products(jnp.array([1.0, 2.0, 3.0]), None).tolist()
+    [2.0, 3.0, 6.0]
+    """
+    if edges is None:
+        return pair_values(jnp.outer(values, values), None)
+    first, second = at_both_sites(values, edges)
+    return first * second
+
+
+def num_pairs(size: int, edges: Edges | None) -> int:
+    """Number of pairs: that of the edges, or of all pairs.
+
+    >>> num_pairs(4, None)
+    6
+    """
+    return size * (size - 1) // 2 if edges is None else len(edges)
+
+
 def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the first and of the second site of every pair.
 
@@ -148,25 +260,15 @@ def pair_indices(size: int, edges: Edges | None) -> tuple[np.ndarray, np.ndarray
     >>> first.tolist(), second.tolist()
     ([0, 0, 1], [1, 2, 2])
     """
-    if edges is None:
-        first, second = np.triu_indices(size, 1)
-    else:
-        first, second = np.asarray(edges, int).reshape(-1, 2).T
-    # jax caches such constants, so their dtype must not depend on jax_enable_x64.
-    return first.astype(np.int32), second.astype(np.int32)
+    edges = as_edges(edges)
+    return _all_pairs(size) if edges is None else edges.sites
 
 
 @cache
-def coupled_sites(size: int, edges: Edges | None) -> np.ndarray:
-    """Matrix of whether two sites are coupled.
-
-    >>> coupled_sites(3, ((0, 1),)).astype(int).tolist()
-    [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    """
-    first, second = pair_indices(size, edges)
-    coupled = np.zeros((size, size), bool)
-    coupled[first, second] = coupled[second, first] = True
-    return coupled
+def _all_pairs(size):
+    first, second = np.triu_indices(size, 1)
+    # jax caches such constants, so their dtype must not depend on jax_enable_x64.
+    return first.astype(np.int32), second.astype(np.int32)
 
 
 def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges | None:
@@ -180,13 +282,15 @@ def checked_edges(edges: Iterable[tuple[int, int]] | None, size: int) -> Edges |
         raise ValueError(f"size must be at least 1, got {size}")
     if edges is None:
         return None
-    edges = tuple((min(int(i), int(j)), max(int(i), int(j))) for i, j in edges)
-    for i, j in edges:
-        if not 0 <= i < j < size:
-            raise ValueError(
-                f"edges must join two different units of 0 to {size - 1}, got {(i, j)}"
-            )
-    if len(set(edges)) < len(edges):
-        twice = next(edge for edge in edges if edges.count(edge) > 1)
+    pairs = np.sort(as_pairs(edges), axis=1)
+    first, second = pairs.T
+    if np.any(outside := (first < 0) | (first == second) | (second >= size)):
+        raise ValueError(
+            f"edges must join two different units of 0 to {size - 1}, got "
+            f"{tuple(pairs[outside][0].tolist())}"
+        )
+    codes, counts = np.unique(first * size + second, return_counts=True)
+    if len(codes) < len(pairs):
+        twice = divmod(int(codes[counts > 1][0]), size)
         raise ValueError(f"edges must not repeat, got {twice} twice")
-    return edges
+    return Edges(pairs)

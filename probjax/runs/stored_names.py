@@ -58,6 +58,7 @@ NAMES: dict[str, str] = {
     "Estimate": "probjax.annealing.likelihood:Estimate",
     "exact.Moments": "probjax.exact.enumeration:Moments",
     "exact.Spectrum": "probjax.exact.dynamics:Spectrum",
+    "Edges": "probjax.models.pairs:Edges",
     "experts.Params": "probjax.models.experts:Params",
     "Exponential": "probjax.bases.continuous:Exponential",
     "families.Normaliser": "probjax.apps.fitted_models:Normaliser",

@@ -15,6 +15,7 @@ Reference: Geman and Geman, IEEE PAMI 6, 721 (1984).
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,9 @@ from probjax.types import (
     Scalar,
     State,
 )
+
+# Entries of the states that `ColourGibbs.prepare` flips at once.
+_MOST_ENTRIES = 2**22
 
 
 class GibbsState(NamedTuple):
@@ -273,7 +277,13 @@ def _are_independent(colours, potential, x):
         return jnp.all(near | ~((mask > 0) & ~half))
 
     digits = jnp.arange(flat.size.bit_length())
-    return jnp.all(jax.vmap(jax.vmap(test, (0, None)), (None, 0))(digits, colours))
+    # Large states are tested one after the other, to save memory.
+    at_once = max(1, _MOST_ENTRIES // (flat.size * len(colours)))
+
+    def test_colours(digit):
+        return jax.lax.map(partial(test, digit), colours, batch_size=at_once)
+
+    return jnp.all(jax.lax.map(test_colours, digits, batch_size=at_once))
 
 
 def colours(
@@ -296,12 +306,19 @@ def colours(
             "colours must have the edges of a model, got None; if all sites are "
             "coupled, try HeatBath()"
         )
-    neighbours: list[list[int]] = [[] for _ in range(size)]
-    for i, j in edges:
-        neighbours[i].append(j)
-        neighbours[j].append(i)
-    chosen = np.full(size, -1)
-    for site in range(size):
-        taken = set(chosen[neighbours[site]])
-        chosen[site] = next(c for c in range(size) if c not in taken)
-    return jnp.asarray(chosen[None] == np.arange(chosen.max() + 1)[:, None], float)
+    edges = edges if hasattr(edges, "__array__") else list(edges)
+    pairs = np.sort(np.array(edges, int).reshape(-1, 2), axis=1)
+    lower, higher = pairs[np.argsort(pairs[:, 1], kind="stable")].T
+    ends = np.cumsum(np.bincount(higher, minlength=size)).tolist()
+    neighbours = lower.tolist()
+    # The colour of a site is a power of two, so that sums of bits are sets of colours.
+    chosen, begin = [0] * size, 0
+    for site, end in enumerate(ends):
+        taken = 0
+        for neighbour in neighbours[begin:end]:
+            taken |= chosen[neighbour]
+        chosen[site] = ~taken & (taken + 1)
+        begin = end
+    kinds = sorted(set(chosen))
+    colour = np.array(list(map({k: c for c, k in enumerate(kinds)}.get, chosen)))
+    return jnp.asarray(colour[None] == np.arange(len(kinds))[:, None], float)

@@ -82,7 +82,7 @@ def test_edges_restrict_the_couplings():
     params = random_ising(0, SIZE, edges=edges)
     whole = coupling_matrix(params)
     matrix = np.array(whole)
-    assert params.edges == ((1, 4), (0, 5))
+    assert tuple(params.edges) == ((1, 4), (0, 5))
     assert matrix[1, 4] == matrix[4, 1] == np.asarray(params.coupling)[0]
     np.fill_diagonal(matrix, 0)
     assert np.count_nonzero(matrix) == 4

@@ -33,6 +33,17 @@ def test_params_come_back_equal_with_their_static_fields(tmp_path):
     params = random_ising(0, 5, edges=[(0, 1), (3, 2)])
     storage.save(tmp_path / "model.npz", params)
     assert storage.load(tmp_path / "model.npz") == params
+    assert storage.load(tmp_path / "model.npz", like=params) == params
+
+
+def test_files_with_tuples_of_edges_are_read(tmp_path):
+    params = random_ising(0, 5, edges=[(0, 1), (3, 2)])
+    edges = tuple(params.edges)
+    object.__setattr__(params, "edges", edges)
+    storage.save(tmp_path / "model.npz", params)
+    loaded = storage.load(tmp_path / "model.npz")
+    assert loaded.edges == ising.Edges(edges)
+    assert storage.load(tmp_path / "model.npz", like=loaded) == loaded
 
 
 def test_a_fit_comes_back_whole(tmp_path, key):

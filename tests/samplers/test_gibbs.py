@@ -130,6 +130,18 @@ def test_colours_do_not_touch_and_cover_every_site():
     assert len(samplers.colours(exact.lattice.edges((4, 4), periodic=True), 16)) == 2
 
 
+def test_each_site_takes_the_first_colour_that_no_neighbour_has():
+    pairs = np.stack(np.triu_indices(30, 1), 1)
+    edges = np.random.default_rng(0).permutation(pairs)[:90].tolist()
+    chosen = {}
+    for site in range(30):
+        near = {i + j - site for i, j in edges if site in (i, j)}
+        taken = {chosen.get(neighbour) for neighbour in near}
+        chosen[site] = next(c for c in range(30) if c not in taken)
+    masks = np.asarray(samplers.colours(edges, 30))
+    np.testing.assert_array_equal(masks.argmax(0), list(chosen.values()))
+
+
 def test_colour_by_colour_is_site_by_site_in_another_order():
     """Bits of one colour do not interact, so their order does not matter."""
     params = random_ising(1, 4, edges=EDGES)

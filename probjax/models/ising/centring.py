@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from probjax.data.rows import as_data, mean_of_observed
 from probjax.interfaces import Chart
-from probjax.models.ising.parameters import Params, pair_matrix
-from probjax.models.pairs import pair_values
+from probjax.models.ising.parameters import Params, coupled_sums
+from probjax.models.pairs import pair_products
 from probjax.recipe import recipe
 from probjax.states import binary
 from probjax.types import Array, ArrayLike, Data, Float
@@ -48,13 +48,13 @@ class CentredIsing(Chart):
                 f"{len(params.bias)}"
             )
         coupling = params.coupling * self._pair_scales(params)
-        bias = self.scale * (params.bias + 2 * self._field_of_means(params))
+        bias = self.scale * (params.bias + coupled_sums(params, self.mean))
         return Params(bias, coupling, params.edges)
 
     def inverse(self, coordinates: Params) -> Params:
         coupling = coordinates.coupling / self._pair_scales(coordinates)
         params = Params(coordinates.bias / self.scale, coupling, coordinates.edges)
-        bias = params.bias - 2 * self._field_of_means(params)
+        bias = params.bias - coupled_sums(params, self.mean)
         return Params(bias, coupling, params.edges)
 
     def scales(self, params: Params) -> Params:
@@ -62,11 +62,7 @@ class CentredIsing(Chart):
 
     def _pair_scales(self, params):
         """2 s_i s_j for each pair."""
-        return pair_values(2 * jnp.outer(self.scale, self.scale), params.edges)
-
-    def _field_of_means(self, params):
-        """sum_(j != i) J_ij mean_j for each unit i."""
-        return pair_matrix(params) @ self.mean
+        return 2 * pair_products(self.scale, params.edges)
 
 
 def centred(data: ArrayLike | Data) -> CentredIsing:

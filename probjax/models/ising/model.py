@@ -12,22 +12,23 @@ model".
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from probjax.checks import is_on_host, namespace
 from probjax.models.checks import check_size
 from probjax.models.ising.centring import data_chart
+from probjax.models.ising.joint_counts import joint_counts
 from probjax.models.ising.parameters import (
     Params,
     UnitParams,
+    coupled_sums,
     coupling_matrix,
     couplings_only,
     pair_matrix,
     unit_params,
 )
-from probjax.models.pairs import coupled_sites, pair_indices, pairwise_block
+from probjax.models.pairs import num_pairs, pair_indices, pairwise_block
+from probjax.models.sparse_pairs import incidence, layout, sparse_block
 from probjax.potential import closed_form
 from probjax.types import Array, Data, Float, Scalar, SiteBlock
 
@@ -43,7 +44,7 @@ def flip_gaps(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]
     _check_state(params, x)
     # Biases are added and not on the diagonal of a matrix, so that in the gradient one
     # array serves both the couplings and the biases.
-    return (2 * x - 1) * (params.bias + 2 * pair_matrix(params) @ x)
+    return (2 * x - 1) * (params.bias + coupled_sums(params, x))
 
 
 def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
@@ -55,7 +56,7 @@ def mirror_gap(params: Params, x: Float[Array, " unit"]) -> Scalar:
     3.0
     """
     _check_state(params, x)
-    columns = coupling_matrix(params).sum(0)
+    columns = params.bias + coupled_sums(params, jnp.ones_like(params.bias)) / 2
     return 2 * columns @ x - columns.sum()
 
 
@@ -67,11 +68,25 @@ def flip_gap(params: Params) -> Callable[[Float[Array, " unit"], Array], Scalar]
     >>> float(gap(jnp.array([1.0, 1.0]), 1))
     -1.0
     """
+    size = len(params.bias)
+    if layout(size, params.edges) is not None:
+        return _sparse_flip_gap(params)
     pairs = pair_matrix(params)
 
     def gap(x, unit):
         # Under nested vmap, the row times x is twice as slow as x times the row.
         return (2 * x[unit] - 1) * (params.bias[unit] + x @ (2 * pairs[unit]))
+
+    return gap
+
+
+def _sparse_flip_gap(params):
+    graph = incidence(len(params.bias), params.edges)
+
+    def gap(x, unit):
+        near = graph.around(unit)
+        coupled = near.values(params.coupling) @ x[near.site]
+        return (2 * x[unit] - 1) * (params.bias[unit] + 2 * coupled)
 
     return gap
 
@@ -86,7 +101,10 @@ def bit_block(
     >>> block(jnp.array([1.0, 1.0]), 0, 2).field.tolist()
     [-2.0, 1.0]
     """
-    return pairwise_block(-params.bias, -2 * pair_matrix(params))
+    form = layout(len(params.bias), params.edges)
+    if form is None:
+        return pairwise_block(-params.bias, -2 * pair_matrix(params))
+    return sparse_block(-params.bias, -2 * params.coupling, form.edges)
 
 
 def unit_flip_gap(
@@ -100,13 +118,26 @@ def unit_flip_gap(
     >>> float(gap(jnp.array([1.0, 1.0]), 1))
     -1.0
     """
-    coupled = jnp.asarray(coupled_sites(len(params.coupling), params.edges))
+    coupled = _is_coupled(len(params.coupling), params.edges)
 
     def gap(x, unit):
-        coupling = jnp.where(coupled[unit], 2 * params.coupling, 0)
+        coupling = jnp.where(coupled(unit), 2 * params.coupling, 0)
         return (2 * x[unit] - 1) * (params.bias + x @ coupling)
 
     return gap
+
+
+def _is_coupled(size, edges):
+    """Return a function of a unit: whether each unit is coupled to it."""
+    if edges is None:
+        return lambda unit: jnp.arange(size) != unit
+    graph = incidence(size, edges)
+
+    def coupled(unit):
+        near = graph.around(unit)
+        return jnp.zeros(size, bool).at[near.site].max(near.exists)
+
+    return coupled
 
 
 def _unit_couplings(params):
@@ -144,26 +175,25 @@ def unbounded(params: Params, data: Data) -> str:
     >>> unbounded(params, Data(rows)).split(", so")[0]
     '1 of 2 units never change (unit 0 is always off)'
     """
-    counts = _known_counts(data)
-    constant = np.flatnonzero(_is_constant(counts))
+    pairs = pair_indices(len(params.bias), params.edges)
+    counts = joint_counts(data, *pairs)
+    constant = np.flatnonzero(counts.is_constant)
     if constant.size:
-        first, size = constant[0], counts.shape[1]
+        unit, size = constant[0], len(params.bias)
         return (
-            f"{constant.size} of {size} units never change (unit {first} is always "
-            f"{'off' if counts[0, first, first] == 0 else 'on'}), so their biases have "
+            f"{constant.size} of {size} units never change (unit {unit} is always "
+            f"{'off' if counts.on[unit] == 0 else 'on'}), so their biases have "
             "no finite estimate"
         )
-    first, second = pair_indices(len(params.bias), params.edges)
-    missing = _missing_states(counts)[:, first, second]
-    pairs = np.flatnonzero(missing.any(0))
-    if not pairs.size:
+    missing = np.flatnonzero(counts.missing.any(0))
+    if not missing.size:
         return ""
-    example = pairs[0]
+    first, second = (sites[missing[0]] for sites in pairs)
     states = ("both on", "on and off", "off and on", "both off")
-    never = states[int(np.argmax(missing[:, example]))]
+    never = states[int(np.argmax(counts.missing[:, missing[0]]))]
     return (
-        f"{pairs.size} of {len(first)} pairs of units lack one of their four joint "
-        f"states (units {first[example]} and {second[example]} are never {never}), so "
+        f"{missing.size} of {len(pairs[0])} pairs of units lack one of their four "
+        f"joint states (units {first} and {second} are never {never}), so "
         "their couplings have no finite estimate"
     )
 
@@ -181,59 +211,17 @@ def unbounded_entries(params: Params, data: Data) -> Params:
     >>> unbounded_entries(params, Data(rows)).coupling.tolist()
     [True, True, True]
     """
-    counts = _known_counts(data)
-    constant = _is_constant(counts)
     first, second = pair_indices(len(params.bias), params.edges)
-    missing = _missing_states(counts)
-    of_bias = (missing[1] | missing[3]) & coupled_sites(len(constant), params.edges)
-    of_coupling = missing[:, first, second].any(0)
+    counts = joint_counts(data, first, second)
+    constant, size = counts.is_constant, len(params.bias)
+    _, first_on, second_on, both_off = counts.missing
+    of_bias = np.bincount(first, first_on | both_off, minlength=size)
+    of_bias += np.bincount(second, second_on | both_off, minlength=size)
     return Params(
-        constant | of_bias.any(1),
-        of_coupling | constant[first] | constant[second],
+        constant | (of_bias > 0),  # pyright: ignore[reportArgumentType]
+        counts.missing.any(0) | constant[first] | constant[second],  # pyright: ignore
         params.edges,
-    )  # pyright: ignore[reportReturnType]
-
-
-def _is_constant(counts):
-    on, off = counts[0].diagonal(), counts[3].diagonal()
-    return (on == 0) | (off == 0)
-
-
-def _missing_states(counts):
-    """Whether each joint state of two units never occurs, if the pair was observed."""
-    return (counts == 0) & (counts.sum(0) > 0)[None]
-
-
-def _known_counts(data):
-    """Joint counts as a NumPy array."""
-    # NumPy, if it can read the data: a check should not compile anything.
-    if is_on_host(data):
-        return _joint_counts(jax.tree.map(np.asarray, data))
-    return np.asarray(_compiled_counts(data))
-
-
-def _joint_counts(data):
-    """Numbers of rows in each joint state of two units, of shape (4, unit, unit).
-
-    The states are both on, on and off, off and on, and both off.
-    """
-    x, xp = data.x, namespace(data.x)
-    # Only whether a row has weight matters. So sums are of integers, and exact.
-    counted = xp.ones(len(x)) if data.weights is None else data.weights > 0
-    counted = counted.astype(x.dtype)[:, None]
-    observed = counted if data.mask is None else counted * data.mask
-    both_on = (observed * x).T @ (observed * x)
-    if data.mask is None:
-        on = xp.broadcast_to(xp.diagonal(both_on)[:, None], both_on.shape)
-        total = xp.sum(counted)
-    else:
-        on, total = (observed * x).T @ observed, observed.T @ observed
-    return xp.stack(
-        [both_on, on - both_on, on.T - both_on, total - on - on.T + both_on]
     )
-
-
-_compiled_counts = jax.jit(_joint_counts)
 
 
 @closed_form(
@@ -257,14 +245,17 @@ def energy(params: Params, x: Float[Array, " unit"]) -> Scalar:
     0.0
     """
     _check_state(params, x)
-    return x @ coupling_matrix(params) @ x
+    form = layout(len(params.bias), params.edges)
+    if form is None:
+        return x @ coupling_matrix(params) @ x
+    return params.bias @ x + 2 * form.total(params.coupling, x)
 
 
 def _check_state(params, x):
     check_size("x", x, len(params.bias), "units")
-    pairs, _ = pair_indices(len(params.bias), params.edges)
-    if params.coupling.shape != pairs.shape:
+    pairs = num_pairs(len(params.bias), params.edges)
+    if params.coupling.shape != (pairs,):
         raise ValueError(
-            f"params must have one coupling for each of {len(pairs)} pairs, "
+            f"params must have one coupling for each of {pairs} pairs, "
             f"got shape {params.coupling.shape}"
         )

@@ -15,11 +15,14 @@ from probjax.checks import is_concrete
 from probjax.devices import on_host
 from probjax.models.pairs import (
     Edges,
+    as_edges,
     checked_edges,
+    num_pairs,
     pair_indices,
     pair_values,
     upper_triangle,
 )
+from probjax.models.sparse_pairs import incidence, layout
 from probjax.recipe import recipe, static
 from probjax.trees import as_array, floating
 from probjax.types import Array, ArrayLike, Float, PRNGKeyArray
@@ -39,7 +42,13 @@ class Params:
     coupling: Float[Array, " pair"]
     """J_ij of each pair i < j: in the order of `edges`, or row by row for all pairs."""
     edges: Edges | None = static(default=None)
-    """Pairs of units that are coupled; None for all pairs."""
+    """Pairs of units that are coupled; None for all pairs.
+
+    Any iterable of pairs becomes `Edges`.
+    """
+
+    def __post_init__(self):
+        object.__setattr__(self, "edges", as_edges(self.edges))
 
 
 def init(
@@ -57,11 +66,11 @@ def init(
         scale: standard deviation of the couplings.
 
     >>> init(jax.random.key(0), 3, edges=[(0, 1), (2, 1)]).edges
-    ((0, 1), (1, 2))
+    Edges(((0, 1), (1, 2)))
     """
     edges = checked_edges(edges, size)
-    pairs, _ = pair_indices(size, edges)
-    return Params(jnp.zeros(size), scale * jax.random.normal(key, pairs.shape), edges)
+    coupling = scale * jax.random.normal(key, (num_pairs(size, edges),))
+    return Params(jnp.zeros(size), coupling, edges)
 
 
 def from_matrix(
@@ -107,6 +116,19 @@ def pair_matrix(params: Params) -> Float[Array, "unit unit"]:
     return half + half.T
 
 
+def coupled_sums(params: Params, x: Float[Array, " unit"]) -> Float[Array, " unit"]:
+    """2 sum_(m != n) J_nm x_m for each unit n.
+
+    >>> chain = Params(jnp.zeros(3), jnp.array([1.0, 2.0]), edges=((0, 1), (1, 2)))
+    >>> coupled_sums(chain, jnp.array([1.0, 0.0, 1.0])).tolist()
+    [0.0, 6.0, 0.0]
+    """
+    form = layout(len(params.bias), params.edges)
+    if form is None:
+        return 2 * pair_matrix(params) @ x
+    return 2 * form.sums(params.coupling, x)
+
+
 def couplings_only(params: Params) -> Params:
     """Weights of a penalty that leaves the biases out: 1 on couplings, 0 on biases.
 
@@ -138,7 +160,13 @@ class UnitParams:
     coupling: Float[Array, " unit"]
     """J_nm for every unit m; zero, and not used, for n itself and uncoupled units."""
     edges: Edges | None = static(default=None)
-    """Pairs of units that are coupled; None for all pairs."""
+    """Pairs of units that are coupled; None for all pairs.
+
+    Any iterable of pairs becomes `Edges`.
+    """
+
+    def __post_init__(self):
+        object.__setattr__(self, "edges", as_edges(self.edges))
 
 
 def unit_params(params: Params, unit: Array | int) -> UnitParams:
@@ -148,7 +176,14 @@ def unit_params(params: Params, unit: Array | int) -> UnitParams:
     >>> float(row.bias), row.coupling.tolist()
     (-2.0, [0.5, 0.0])
     """
-    return UnitParams(params.bias[unit], pair_matrix(params)[unit], params.edges)
+    size = len(params.bias)
+    if layout(size, params.edges) is None:
+        row = pair_matrix(params)[unit]
+    else:
+        near = incidence(size, params.edges).around(unit)
+        row = jnp.zeros_like(params.bias)
+        row = row.at[near.site].add(near.values(params.coupling))
+    return UnitParams(params.bias[unit], row, params.edges)
 
 
 def symmetrised(of_units: UnitParams | Params) -> Params:

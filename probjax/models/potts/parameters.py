@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from probjax.checks import check_count
-from probjax.models.pairs import Edges, checked_edges, pair_indices, upper_triangle
+from probjax.models.pairs import (
+    Edges,
+    as_edges,
+    checked_edges,
+    num_pairs,
+    pair_indices,
+    upper_triangle,
+)
 from probjax.recipe import recipe, static
 from probjax.states import one_hot
 from probjax.types import Array, Data, Float, PRNGKeyArray
@@ -42,7 +49,13 @@ class Params:
     Pairs are in the order of `edges`, or row by row for all pairs.
     """
     edges: Edges | None = static(default=None)
-    """Pairs of sites that are coupled; None for all pairs."""
+    """Pairs of sites that are coupled; None for all pairs.
+
+    Any iterable of pairs becomes `Edges`.
+    """
+
+    def __post_init__(self):
+        object.__setattr__(self, "edges", as_edges(self.edges))
 
 
 def init(
@@ -66,7 +79,7 @@ def init(
     """
     check_count("num_states", num_states, least=2)
     edges = checked_edges(edges, size)
-    shape = (len(pair_indices(size, edges)[0]), num_states, num_states)
+    shape = (num_pairs(size, edges), num_states, num_states)
     coupling = scale * jax.random.normal(key, shape)
     return Params(jnp.zeros((size, num_states)), coupling, edges)
 
@@ -110,11 +123,11 @@ def zero_sum(params: Params) -> Params:
 def pair_matrix(params: Params) -> Float[Array, "entry entry"]:
     """Symmetric matrix of all couplings, with an index for each site and letter."""
     sites, num_states = params.field.shape
-    first, _ = pair_indices(sites, params.edges)
-    if params.coupling.shape != (len(first), num_states, num_states):
+    pairs = num_pairs(sites, params.edges)
+    if params.coupling.shape != (pairs, num_states, num_states):
         raise ValueError(
             f"params must have {num_states} x {num_states} couplings for each of "
-            f"{len(first)} pairs, got shape {params.coupling.shape}"
+            f"{pairs} pairs, got shape {params.coupling.shape}"
         )
     blocks = upper_triangle(params.coupling, sites, params.edges)
     half = blocks.swapaxes(1, 2).reshape(2 * (sites * num_states,))
