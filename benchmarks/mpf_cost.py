@@ -7,6 +7,7 @@ set beside the program a practised user would write by hand with `optax.lbfgs`.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def plain_program(size):
 def recovery(options: Options, tasks) -> Table:
     rows = []
     for name, (truth, x) in tasks.items():
-        restricted: list[ising.Edges | None] = [None]
+        restricted: list[Any] = [None]
         if name in ASYMPTOTIC:
             restricted.append(exact.lattice.edges((10, 10), periodic=True))
         for edges in restricted:

@@ -54,7 +54,9 @@ INTERNAL = """
     fitting.distance:RowSample fitting.minibatches:Batches fitting.evaluation:Evaluated
     fitting.rounds:Run
     leapfrog:Geometry
-    models.ising.clusters:Bonds runs.checkpoint:Checkpoint runs.checkpoint_files:Header
+    models.ising.clusters:Bonds models.ising.joint_counts:JointCounts
+    models.sparse_pairs:Incidence models.sparse_pairs:Neighbours
+    models.sparse_pairs:Shifts runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
     samplers.adaptation:Moved samplers.chain_loop:Counts samplers.chain_loop:RunState
     samplers.momentum:Choice samplers.observers:Averaged samplers.observers:Store
