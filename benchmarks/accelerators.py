@@ -95,6 +95,8 @@ COLUMNS = (
     "kernels",
     "collectives",
     "bfloat16",
+    "GFLOP",
+    "GB",
     "us a pass",
     "bound by",
     "verdict",
@@ -103,11 +105,11 @@ NOTE = (
     "Compile s: lowering not included. Memory: inputs, outputs and temporary arrays of "
     "one chip. Kernels: number of kernels in one pass of the innermost loops; on a GPU "
     "the launch of each takes microseconds, however small its arrays. bfloat16: number "
-    "of arrays of that type in the program; there should be "
-    "none, because products have full float32 precision. us a pass: roofline of the "
-    "program with every loop passed once, so that a loop over chunks of rows counts "
-    "one chunk; fits and losses have chunks of the default size (at least 4,096 rows), "
-    "and the program by hand has all rows at once. Targets: at most "
+    "of arrays of that type in the program; there should be none, because products "
+    "have full float32 precision. GFLOP, GB, us a pass: operations, traffic and "
+    "roofline of the program with every loop passed once, so that a loop over chunks "
+    "of rows counts one chunk; fits and losses have chunks of the default size (at "
+    "least 4,096 rows), and the program by hand has all rows at once. Targets: at most "
     f"{MOST_CODE:g} MB of code, and {MEMORY_SHARE:.0%} of the memory of the chip."
 )
 
@@ -163,6 +165,8 @@ def row_of(chip: str, name: str) -> tuple:
         found["kernels"],
         collectives or "none",
         found["bfloat16"],
+        (found["flops"] or 0) / 1e9 or "",
+        (found["bytes"] or 0) / 1e9 or "",
         *roofline(card, found),
         ", ".join(verdicts),
     )
