@@ -70,7 +70,8 @@ def test_a_fit_sums_its_gradient_and_moves_no_rows(found, name, size):
 
 def test_a_fit_of_an_rbm_sums_its_gradient_in_parts_and_moves_no_rows(found):
     sizes = large(found["fit_rbm"])
-    assert RBM <= sum(sizes) <= 5 * RBM
+    # Programs for CPUs have five branches, of which one runs: see `rbm.flip_gaps`.
+    assert RBM <= sum(sizes) <= 5 * 2 * RBM
     assert max(sizes) <= 2 * RBM
     assert {name for name, *_ in found["fit_rbm"]} == {"all-reduce"}
 

@@ -195,6 +195,7 @@ def test_a_tuned_sampler_is_pickled_but_not_saved(tmp_path):
 MACHINE = rbm.Params(*(as_array(np.ones(shape, "f4")) for shape in ((4, 2), 4, 2)))
 MORE = [
     Watch(print, every=2),
+    ising.Params(MACHINE.visible_bias, MACHINE.visible_bias[:1], [(0, 1)]),
     annealing.Ends(ising.energy, PARAMS, Bernoulli(4)),
     bases.Product((Gaussian(2), bases.Laplace(2))),
     fitting.AnyOf((fitting.GradientNorm(1e-3), fitting.GradientNorm(0.1))),
