@@ -157,11 +157,8 @@ def _moves_per_bin(num_steps, step):
     num_moves = jnp.maximum(num_steps - 1, 1)
     # Move k, counted from 0, is in bin k * NUM_BINS // num_moves. Its last factor is
     # split, because the product with all of it may overflow.
-    bins, size, rest = (
-        jnp.arange(NUM_BINS + 1),
-        num_moves // NUM_BINS,
-        num_moves % NUM_BINS,
-    )
+    bins = jnp.arange(NUM_BINS + 1)
+    size, rest = num_moves // NUM_BINS, num_moves % NUM_BINS
     ends = bins * size - (-bins * rest // NUM_BINS)
     ends = jnp.minimum(ends, step - 1)
     return jnp.diff(jnp.maximum(ends, 0))

@@ -52,17 +52,20 @@ def kept_bytes(objective: Objective, params: Params, data: Data) -> int:
     >>> kept_bytes(ScoreMatching(energy), 1.0, data) >= 4 * 100
     True
     """
-
-    def kept(params, data):
-        context = objective.init(jax.random.key(0), params, data)
-
-        def values(params):
-            return jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
-
-        return jax.vjp(values, params)[1]
-
-    leaves = jax.tree.leaves(jax.eval_shape(kept, params, data))
+    leaves = jax.tree.leaves(_kept.eval_shape(objective, params, data))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+# Compiled never, but traced once for each objective and shapes.
+@jax.jit
+def _kept(objective, params, data):
+    """Return what is kept between the values of all rows and their gradient."""
+    context = objective.init(jax.random.key(0), params, data)
+
+    def values(params):
+        return jax.vmap(objective.row, (None, 0, 0))(params, data.x, context.rows)
+
+    return jax.vjp(values, params)[1]
 
 
 def _is_distributed(leaf):

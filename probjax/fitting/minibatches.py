@@ -63,8 +63,7 @@ def initial_batches(count: int, num_round_rows: int) -> Batches:
 def next_round(key: PRNGKeyArray, weights: Weights, batches: Batches) -> Batches:
     """Select the rows of the next round; shuffle all rows if too few are left.
 
-    A round that covers all rows is shuffled by `next_batch`: sorting is the larger part
-    of the code of a small fit, and should be compiled once.
+    `next_batch` shuffles the rows of a round that covers all of them.
     """
     if batches.covers_all:
         return batches

@@ -4,10 +4,10 @@
 
 There are three forms, of which `layout` chooses one:
 
-- In a lattice, the sites of most edges are one of a few distances d = j - i apart. With
-  J_d the couplings at distance d, zero where there is no edge, the sums are those of
-  J_d[i] x[i + d] and J_d[i - d] x[i - d]: products of vectors, without gathers of
-  states.
+- In a lattice, the distances d = j - i of the edges have few values. With J_d[i] the
+  coupling of the sites i and i + d, or zero if there is no such edge, sums_i is the sum
+  over d of J_d[i] x[i + d] + J_d[i - d] x[i - d]: products of vectors, without gathers
+  of states.
 - In other sparse graphs, the terms of all edges are gathered, and summed by site.
 - If a graph has many edges, a product with a matrix is faster.
 """
@@ -74,8 +74,8 @@ def _moved_down(x, distance):
     return jnp.pad(x[distance:], (0, distance))
 
 
-class Neighbours(NamedTuple):
-    """Neighbours of one site, with other entries behind them."""
+class SiteNeighbours(NamedTuple):
+    """SiteNeighbours of one site, with other entries behind them."""
 
     site: Int[Array, " near"]
     """Index of each neighbour."""
@@ -118,7 +118,7 @@ class Incidence(NamedTuple):
         first, second = self.edges.sites
         return jnp.sum(coupling * x[first] * x[second])
 
-    def around(self, site: Array | int) -> Neighbours:
+    def around(self, site: Array | int) -> SiteNeighbours:
         """Return the neighbours of one site, as many entries as any site has."""
         entries = np.arange(self.degree.max(initial=0), dtype=np.int32)
         exists = jnp.less(entries, jnp.asarray(self.degree)[site])
@@ -126,7 +126,7 @@ class Incidence(NamedTuple):
         end = jnp.asarray(self.start)[site] + entries
         end = jnp.minimum(end, len(self.site) - 1)
         neighbour, edge = jnp.asarray(self.neighbour)[end], jnp.asarray(self.edge)[end]
-        return Neighbours(neighbour, edge, exists)
+        return SiteNeighbours(neighbour, edge, exists)
 
 
 def layout(size: int, edges: Edges | None) -> Shifts | Incidence | None:
@@ -204,7 +204,7 @@ def sparse_block(
         near = jax.vmap(graph.around)(first + inside)
         values = near.values(coupling)
         start = jax.lax.dynamic_slice_in_dim(field, first, size)
-        # Neighbours outside the block are dropped.
+        # SiteNeighbours outside the block are dropped.
         column = near.site - first
         column = jnp.where((column >= 0) & (column < size), column, size)
         among = jnp.zeros((size, size), values.dtype)

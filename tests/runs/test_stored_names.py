@@ -55,7 +55,7 @@ INTERNAL = """
     fitting.rounds:Run
     leapfrog:Geometry
     models.ising.clusters:Bonds models.ising.joint_counts:JointCounts
-    models.sparse_pairs:Incidence models.sparse_pairs:Neighbours
+    models.sparse_pairs:Incidence models.sparse_pairs:SiteNeighbours
     models.sparse_pairs:Shifts runs.checkpoint:Checkpoint runs.checkpoint_files:Header
     runs.checkpoint_files:Saved runs.contents:Content runs.contents:Names
     samplers.adaptation:Moved samplers.chain_loop:Counts samplers.chain_loop:RunState
