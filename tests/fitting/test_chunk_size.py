@@ -60,6 +60,9 @@ def test_all_that_a_gradient_keeps_is_counted():
     assert kept(20) - kept(10) == 10 * 2 * 4 * SIZE
 
 
+TRACED = []
+
+
 @recipe
 class ScoreOfSine(Objective):
     """Mean of a sine, as simple as an objective can be."""
@@ -68,7 +71,15 @@ class ScoreOfSine(Objective):
         return data
 
     def row(self, params, x, context):
+        TRACED.append(x)
         return jnp.sum(jnp.sin(params * x))
+
+
+def test_the_size_of_a_chunk_is_traced_once_for_each_shape():
+    before = len(TRACED)
+    for count in (77, 77, 78):
+        kept_bytes(ScoreOfSine(), np.float32(2), rows(count))
+    assert len(TRACED) == before + 2
 
 
 def test_a_loss_is_cut_for_the_platform_of_its_program():
