@@ -1,6 +1,13 @@
 """Restricted Boltzmann machines: energy, conditionals, block Gibbs sampler, chart."""
 
 from probjax.models.rbm.centring import CentredRBM, centred
+from probjax.models.rbm.gaps import (
+    NUM_PRODUCTS,
+    exact_gaps,
+    flip_gaps,
+    gaps_by_products,
+    tail_bound,
+)
 from probjax.models.rbm.gibbs import (
     BlockGibbs,
     BlockState,
@@ -10,12 +17,8 @@ from probjax.models.rbm.gibbs import (
     start_growth,
 )
 from probjax.models.rbm.machine import (
-    NUM_PRODUCTS,
     Params,
     energy,
-    exact_gaps,
-    flip_gaps,
-    gaps_by_products,
     hidden_log_odds,
     hidden_means,
     init,
@@ -23,7 +26,6 @@ from probjax.models.rbm.machine import (
     reconstruct,
     sample_hidden,
     sample_visible,
-    tail_bound,
     transpose,
     visible_log_odds,
     visible_means,
