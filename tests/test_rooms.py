@@ -17,6 +17,7 @@ ROOMS = [
     "random",
     "generic_gaps",
     "potential",
+    "energies",
     "interfaces",
     "forwarding",
     "leapfrog",

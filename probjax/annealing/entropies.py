@@ -36,7 +36,7 @@ from probjax.annealing.measured import (
     states_of,
     with_error,
 )
-from probjax.potential import check_energy
+from probjax.energies import check_energy
 from probjax.runs.driver import driver
 from probjax.samplers.draws import Draws
 from probjax.trees import as_array

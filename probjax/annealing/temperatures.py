@@ -30,8 +30,8 @@ from probjax.annealing.mbar import mbar
 from probjax.annealing.measured import Measured, chain_batches, jackknife, with_error
 from probjax.checks import check_count, check_interface, check_key, is_whole
 from probjax.data.rows import refuse_inputs
+from probjax.energies import check_energy
 from probjax.interfaces import Sampler
-from probjax.potential import check_energy
 from probjax.recipe import recipe, static
 from probjax.runs.driver import Job, Watch, driver, run_in_turn
 from probjax.samplers.chain_loop import Chains, Counts, RunState, advance, start_run

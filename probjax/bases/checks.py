@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from probjax.checks import check_interface, eager_evaluation, is_concrete
+from probjax.energies import check_energy, check_normalisable
 from probjax.interfaces import Base, Sampler
-from probjax.potential import Potential, check_energy, check_normalisable, potential
+from probjax.potential import Potential, potential
 from probjax.states import num_sites
 from probjax.trees import float_dtype
 from probjax.types import Energy, Params, PRNGKeyArray, State

@@ -26,6 +26,7 @@ from probjax.checks import (
 )
 from probjax.data.blocks import Blocks, Surveyed, survey
 from probjax.data.rows import as_data, num_rows
+from probjax.energies import check_precision
 from probjax.fitting.charts import Affine, Composed
 from probjax.fitting.chunk_size import default_chunk_size
 from probjax.fitting.dependence import depends_on_first
@@ -43,7 +44,6 @@ from probjax.fitting.result import warn_of_unbounded
 from probjax.fitting.stopping import StoppingRule
 from probjax.interfaces import Chart, Objective, Penalty, has_statistic
 from probjax.objectives.penalty import BIAS_PRIOR
-from probjax.potential import check_precision
 from probjax.trees import cast_floats, first_row, float_dtype
 from probjax.types import Data, Params, PRNGKeyArray, PyTree
 

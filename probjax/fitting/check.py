@@ -34,6 +34,7 @@ from jax.tree_util import Partial
 
 from probjax.checks import check_count, check_interface, check_key, is_concrete
 from probjax.data.rows import as_data, num_rows, refuse_mask
+from probjax.energies import check_energy
 from probjax.fitting.check_modes import UNKNOWN, FarModes, far_modes
 from probjax.fitting.check_statistics import (
     Values,
@@ -49,7 +50,6 @@ from probjax.fitting.check_statistics import (
     state_kind,
 )
 from probjax.interfaces import Sampler
-from probjax.potential import check_energy
 from probjax.random import numpy_generator, split
 from probjax.runs.driver import driver
 from probjax.samplers import HMC, HeatBath, sample, tune

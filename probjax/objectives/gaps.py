@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from probjax.checks import check_interface, holds, is_concrete, is_whole
 from probjax.connectivity import BitFlips
 from probjax.data.rows import refuse_inputs, refuse_mask
+from probjax.energies import check_energy
 from probjax.interfaces import Connectivity, Objective
 from probjax.objectives.exclude_data import (
     check_excludable,
@@ -27,7 +28,7 @@ from probjax.objectives.missing import (
     num_letters,
     observed_moves,
 )
-from probjax.potential import check_energy, closed_forms, potential
+from probjax.potential import closed_forms, potential
 from probjax.recipe import recipe, static
 from probjax.states import num_sites
 from probjax.trees import zeros_of

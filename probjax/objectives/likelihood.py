@@ -21,6 +21,7 @@ import jax
 from probjax import exact
 from probjax.checks import check_count
 from probjax.data.rows import refuse_mask
+from probjax.energies import check_energy, check_normalisable
 from probjax.interfaces import Objective, Sampler
 from probjax.objectives.divergence import PersistentDivergence
 from probjax.objectives.model_chains import (
@@ -32,7 +33,6 @@ from probjax.objectives.model_chains import (
     start_chains,
 )
 from probjax.objectives.particles import check_resumable, prepare_rows
-from probjax.potential import check_energy, check_normalisable
 from probjax.recipe import recipe, static
 from probjax.states import binary, letters, num_sites
 from probjax.trees import floating

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from probjax.checks import check_count, check_interface, holds
 from probjax.data.rows import num_rows, refuse_inputs, refuse_mask
+from probjax.energies import check_energy
 from probjax.interfaces import Base, Chart, Objective
 from probjax.potential import (
-    check_energy,
     couplings,
     default_chart,
     unbounded,

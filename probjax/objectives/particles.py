@@ -25,8 +25,9 @@ import jax.numpy as jnp
 from probjax.checks import check_interface
 from probjax.data.rows import num_rows, refuse_inputs, refuse_mask
 from probjax.diagnostics.weights import importance_ess
+from probjax.energies import check_energy, check_normalisable
 from probjax.interfaces import Sampler
-from probjax.potential import check_energy, check_normalisable, potential
+from probjax.potential import potential
 from probjax.samplers.adaptation import initial_step_size, move_chains
 from probjax.trees import first_row, float_dtype
 from probjax.types import (

@@ -34,10 +34,11 @@ from jax.flatten_util import ravel_pytree
 from probjax.checks import check_count, holds, is_concrete
 from probjax.connectivity import Steps
 from probjax.data.rows import num_rows, refuse_mask
+from probjax.energies import check_energy
 from probjax.interfaces import Objective
 from probjax.objectives.flow import MPF
 from probjax.objectives.gaps import GapContext
-from probjax.potential import check_energy, potential
+from probjax.potential import potential
 from probjax.recipe import recipe, static
 from probjax.states import is_bit, is_spin
 from probjax.trees import first_row, floating

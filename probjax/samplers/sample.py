@@ -22,8 +22,8 @@ from probjax.checks import (
     is_on_host,
 )
 from probjax.devices import shard_rows
+from probjax.energies import check_energy
 from probjax.interfaces import Sampler
-from probjax.potential import check_energy
 from probjax.runs.driver import Job, Watch, driver, run, undifferentiable
 from probjax.samplers.chain_loop import (
     Chains,

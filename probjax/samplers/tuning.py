@@ -25,8 +25,9 @@ from jax.flatten_util import ravel_pytree
 
 from probjax.checks import check_count, check_interface
 from probjax.data.rows import as_data, num_rows
+from probjax.energies import check_energy
 from probjax.interfaces import Sampler
-from probjax.potential import check_energy, potential
+from probjax.potential import potential
 from probjax.runs.driver import driver, undifferentiable
 from probjax.samplers.adaptation import limited
 from probjax.samplers.sample import NO_GRADIENT
